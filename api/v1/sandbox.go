@@ -62,20 +62,23 @@ type CreateResult struct {
 
 // Sandbox is what the platform says of one sandbox.
 type Sandbox struct {
-	ID          string            `json:"id"`
-	Generation  uint64            `json:"generation" doc:"Grows with every change of state."`
-	State       State             `json:"state"`
-	Node        string            `json:"node" doc:"Edge that owns it."`
-	Spec        Spec              `json:"spec"`
-	ImageDigest string            `json:"image_digest,omitempty"`
-	CreatedAt   time.Time         `json:"created_at"`
-	StartedAt   *time.Time        `json:"started_at,omitempty"`
-	EndedAt     *time.Time        `json:"ended_at,omitempty"`
-	ExpiresAt   *time.Time        `json:"expires_at,omitempty"`
-	Error       *Problem          `json:"error,omitempty" doc:"Cause of failed or lost."`
-	CreateMS    float64           `json:"create_ms,omitempty" doc:"Time the edge took to create it, milliseconds."`
+	ID          string             `json:"id"`
+	Generation  uint64             `json:"generation" doc:"Grows with every change of state."`
+	State       State              `json:"state"`
+	Node        string             `json:"node" doc:"Edge that owns it."`
+	Spec        Spec               `json:"spec"`
+	ImageDigest string             `json:"image_digest,omitempty"`
+	CreatedAt   time.Time          `json:"created_at"`
+	StartedAt   *time.Time         `json:"started_at,omitempty"`
+	EndedAt     *time.Time         `json:"ended_at,omitempty"`
+	ExpiresAt   *time.Time         `json:"expires_at,omitempty"`
+	Error       *Problem           `json:"error,omitempty" doc:"Cause of failed or lost."`
+	CreateMS    float64            `json:"create_ms,omitempty" doc:"Time the edge took to create it, milliseconds."`
 	Steps       map[string]float64 `json:"steps_ms,omitempty" doc:"Time of each step of the create, milliseconds."`
-	Usage       *Usage            `json:"usage,omitempty" doc:"Only in the answer for one sandbox."`
+	Usage       *Usage             `json:"usage,omitempty" doc:"Only in the answer for one sandbox."`
+
+	// IdempotencyKey is the create's key, kept so that it holds over a restart.
+	IdempotencyKey string `json:"idempotency_key,omitempty"`
 }
 
 // Usage of a sandbox, read from its cgroup.

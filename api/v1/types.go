@@ -203,3 +203,22 @@ func (p *Problem) Err() error {
 type remoteCause string
 
 func (c remoteCause) Error() string { return string(c) }
+
+// EdgeCreate is what the apiserver asks an edge for: a spec with everything resolved.
+// It travels in aether/msg.Document.
+type EdgeCreate struct {
+	ID             string `json:"id"` // names the edge and its epoch
+	IdempotencyKey string `json:"idempotency_key,omitempty"`
+	Spec           Spec   `json:"spec"`
+	Image          *Image `json:"image,omitempty"`
+}
+
+// EdgeEvent is one line of an edge's watch stream. Reset says that what the edge
+// said before no longer counts: Sandboxes then holds all it has.
+type EdgeEvent struct {
+	Seq       uint64    `json:"seq"`
+	Reset     bool      `json:"reset,omitempty"`
+	Sandboxes []Sandbox `json:"sandboxes,omitempty"`
+	Removed   []string  `json:"removed,omitempty"`
+	Node      *Node     `json:"node,omitempty"` // present when load or capacity changed
+}

@@ -62,6 +62,9 @@ func (c *Conn) splice(ctx context.Context, s *Stream, up *Conn, target string) e
 	s.bodyBuf = nil
 	// u sees no frame of s before peer is set below, but may answer at once.
 	if n := s.credit - int64(up.recvWindow); n > 0 {
+		u.mu.Lock()
+		u.balance += n
+		u.mu.Unlock()
 		leadUp = u.relayCredit(n) || leadUp
 	}
 	if n := int64(up.sendWindow - c.recvWindow); n > 0 {

@@ -1,0 +1,3 @@
+package source
+
+const phase = "image.source"

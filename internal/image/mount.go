@@ -82,3 +82,18 @@ func mountError(fs int, l LayerFiles, err error) error {
 	}
 	return e
 }
+
+// Clone makes another detached mount of the one that fd holds, sharing its page
+// cache: what a caller attaches or gives to an overlay. It needs Linux 6.15,
+// which first lets detached mounts be cloned.
+func Clone(fd int) (int, error) {
+	c, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		code := errs.InternalError
+		if errors.Is(err, unix.EINVAL) {
+			code = errs.NotSupported
+		}
+		return -1, errs.Wrap(code, mountPhase, "clone layer mount", err)
+	}
+	return c, nil
+}

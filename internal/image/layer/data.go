@@ -22,8 +22,8 @@ const (
 	maxChunks = 1 << 16  // chunk addresses of one file
 	bufSize   = 1 << 20
 
-	nullBlock  = ^uint32(0) // a chunk that is a hole
-	maxBlocks  = int64(nullBlock) - 1
+	nullBlock = ^uint32(0) // a chunk that is a hole
+	maxBlocks = int64(nullBlock) - 1
 )
 
 // Blob is where contents go: written once from start to end, and, if names were

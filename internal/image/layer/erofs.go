@@ -157,7 +157,7 @@ func (e *encoder) planInode(c *node) {
 			e.planTail(ino, ino.size)
 		default:
 			p.layout = layoutChunk
-			p.tail = -(inodeSize + p.xattrs)&(indexSize-1) + indexSize*max(1, len(ino.extent.chunks))
+			p.tail = -(inodeSize+p.xattrs)&(indexSize-1) + indexSize*max(1, len(ino.extent.chunks))
 			e.chunks = true
 		}
 	}

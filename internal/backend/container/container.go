@@ -23,7 +23,8 @@ type Layers interface {
 
 // Config of a Backend.
 type Config struct {
-	Dir        string // owned by this backend; on the file system that sandboxes write to
+	Dir        string // owned by this backend
+	Writable   string // where sandboxes' own layers are; see package scratch
 	Guest      []byte // the guest binary
 	CgroupRoot string // /sys/fs/cgroup
 	CgroupName string // parent group for all sandboxes of this node, unique on the host
@@ -34,7 +35,8 @@ type Config struct {
 // Backend implements backend.Backend.
 type Backend struct {
 	cfg     Config
-	dir     *os.File // Config.Dir/sandboxes
+	dir     *os.File // Config.Writable/sandboxes
+	log     *os.File // what all guests write to their standard error: only panics
 	cgroups *cgroup.Hierarchy
 	guest   int // the guest binary, O_PATH
 	null    int
@@ -59,11 +61,16 @@ func New(cfg Config) (*Backend, error) {
 }
 
 func (b *Backend) prepare() error {
-	sandboxes := filepath.Join(b.cfg.Dir, "sandboxes")
-	if err := os.MkdirAll(sandboxes, 0o700); err != nil {
-		return err
+	sandboxes := filepath.Join(b.cfg.Writable, "sandboxes")
+	for _, d := range []string{b.cfg.Dir, sandboxes} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return err
+		}
 	}
 	var err error
+	if b.log, err = os.OpenFile(filepath.Join(b.cfg.Dir, "guests.log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600); err != nil {
+		return err
+	}
 	if b.dir, err = os.Open(sandboxes); err != nil {
 		return err
 	}
@@ -107,8 +114,10 @@ func (b *Backend) Kind() v1.Backend { return v1.BackendContainer }
 
 // Close implements backend.Backend.
 func (b *Backend) Close() error {
-	if b.dir != nil {
-		b.dir.Close()
+	for _, f := range []*os.File{b.dir, b.log} {
+		if f != nil {
+			f.Close()
+		}
 	}
 	for _, fd := range []int{b.guest, b.null, b.dev} {
 		if fd >= 0 {

@@ -76,6 +76,22 @@ func (r *Reader) Next(ctx context.Context) (Piece, error) {
 	}
 }
 
+// Ready is signalled when there may be something to read: for callers that wait for
+// other things too, and then use TryNext.
+func (r *Reader) Ready() <-chan struct{} { return r.signal }
+
+// Follow says whether the writer may be held back for this reader. Without it a reader
+// that falls behind gets a gap.
+func (r *Reader) Follow(on bool) {
+	r.log.mu.Lock()
+	defer r.log.mu.Unlock()
+	r.follow = on
+	r.moved = r.log.now().UnixNano()
+	if !on {
+		r.log.unblock()
+	}
+}
+
 // TryNext is Next that does not wait; ok is false when there is nothing now.
 func (r *Reader) TryNext() (p Piece, ok bool) {
 	p, ok, _ = r.take()

@@ -178,3 +178,20 @@ func (t *Table) Trim() {
 		p.Log.trim()
 	}
 }
+
+// Null is the descriptor of /dev/null, for processes that are given it.
+func (t *Table) Null() int { return t.null }
+
+// Lookup finds a command as Start would, for a process like spec.
+func (t *Table) Lookup(cmd string, spec Spec) (path string, ok bool) {
+	name := spec.User
+	if name == "" {
+		name = t.cfg.User
+	}
+	u, err := t.cfg.Users.Lookup(name)
+	if err != nil {
+		u = &user.User{Home: "/"}
+	}
+	path, missing := lookup(cmd, u.Home, t.environ(&spec, u))
+	return path, missing == nil
+}

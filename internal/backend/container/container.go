@@ -95,7 +95,7 @@ func (b *Backend) prepare() error {
 // /proc entries, not even as root of the user namespace that it runs in (kernel:
 // would_dump). So nothing in a sandbox can reach PID 1's memory or descriptors.
 func installGuest(dir string, binary []byte) (int, error) {
-	path := filepath.Join(dir, "guest")
+	path := filepath.Join(dir, "dsec-guest") // also the name that ps shows
 	tmp := path + ".new"
 	if err := os.WriteFile(tmp, binary, 0o711); err != nil {
 		return -1, fmt.Errorf("install guest: %w", err)

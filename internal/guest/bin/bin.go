@@ -7,7 +7,7 @@ import (
 	"errors"
 )
 
-//go:embed all:.
+//go:embed *
 var files embed.FS
 
 // Guest returns the guest's binary.

@@ -61,7 +61,7 @@ func (p *Placer) Place(ctx context.Context, need Need, attempt Attempt) error {
 	for range maxAttempts {
 		node, id, err := p.reserve(need, tried)
 		if err != nil {
-			return refused.worst(err)
+			return refused.report(err)
 		}
 		err = attempt(ctx, node, id)
 		p.release(node.ID, id)
@@ -78,7 +78,7 @@ func (p *Placer) Place(ctx context.Context, need Need, attempt Attempt) error {
 		refused.add(e)
 		tried[node.ID] = true
 	}
-	return refused.worst(nil)
+	return refused.report(nil)
 }
 
 // withPlace returns a copy of e that names node and sandbox.
@@ -285,8 +285,8 @@ func (r *refusals) add(e *errs.Error) {
 	}
 }
 
-// worst returns the report, given what ended the search.
-func (r *refusals) worst(end error) error {
+// report returns the report, given what ended the search.
+func (r *refusals) report(end error) error {
 	if r.best == nil {
 		return end
 	}

@@ -161,7 +161,9 @@ func TestWhatIsReportedWhenAllRefuse(t *testing.T) {
 	if e.Code != errs.NodeFull || e.Details["resource"] != "memory" || e.RetryAfter != 3e9 || e.Node != "c" || e.Sandbox == "" {
 		t.Errorf("reported %+v", e)
 	}
-	err = p.Place(t.Context(), one, func(context.Context, v1.Node, string) error { return errs.New(errs.EdgeUnreachable, "test", "no answer") })
+	err = p.Place(t.Context(), one, func(context.Context, v1.Node, string) error {
+		return errs.New(errs.EdgeUnreachable, "test", "no answer")
+	})
 	if !errors.Is(err, errs.EdgeUnreachable) {
 		t.Errorf("with no edge answering: %v", err)
 	}

@@ -57,7 +57,7 @@ type Registry struct {
 	nodes     map[string]*nodeState
 	listed    bool // the set of registered nodes was read
 	removed   *recent
-	keys      map[string]string // idempotency key → sandbox id
+	keys      map[string]string // scope of an idempotency key → sandbox id
 }
 
 type label struct{ key, value string }
@@ -65,7 +65,7 @@ type label struct{ key, value string }
 // entry is one sandbox. sb is replaced, never changed, and is without its key.
 type entry struct {
 	sb     *v1.Sandbox
-	key    string
+	key    Key
 	stream uint64    // of the node's watch when it was last told by other means than the watch; 0: the watch told it
 	lostAt time.Time // zero: not lost
 }
@@ -129,7 +129,7 @@ func (r *Registry) put(sb v1.Sandbox, stream uint64) {
 			return
 		}
 	}
-	key := sb.IdempotencyKey
+	key := ParseKey(sb.IdempotencyKey)
 	sb.IdempotencyKey, sb.Usage = "", nil
 	if e == nil {
 		e = &entry{}
@@ -145,9 +145,9 @@ func (r *Registry) put(sb v1.Sandbox, stream uint64) {
 		}
 	}
 	e.sb, e.stream, e.lostAt = &sb, stream, time.Time{}
-	if key != "" {
+	if key.Scope != "" {
 		e.key = key
-		r.keys[key] = sb.ID
+		r.keys[key.Scope] = sb.ID
 	}
 	r.count(e)
 	r.emit(v1.Event{Type: v1.EventState, Sandbox: e.sb})
@@ -166,8 +166,8 @@ func (r *Registry) drop(id string, remember bool) {
 	r.unindexLabels(e)
 	r.all.remove(id)
 	delete(r.sandboxes, id)
-	if e.key != "" && r.keys[e.key] == id {
-		delete(r.keys, e.key)
+	if e.key.Scope != "" && r.keys[e.key.Scope] == id {
+		delete(r.keys, e.key.Scope)
 	}
 	r.emit(v1.Event{Type: v1.EventRemoved, Sandbox: e.sb})
 }
@@ -312,18 +312,6 @@ func (r *Registry) List(f Filter) v1.SandboxList {
 		return f.Limit == 0 || len(out.Items) < f.Limit
 	})
 	return out
-}
-
-// KeyHolder returns the sandbox that was created under an idempotency key which still
-// holds.
-func (r *Registry) KeyHolder(key string) (*v1.Sandbox, bool) {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	e := r.sandboxes[r.keys[key]]
-	if e == nil || r.cfg.Now().Sub(e.sb.CreatedAt) >= r.cfg.KeyTTL {
-		return nil, false
-	}
-	return e.sb, true
 }
 
 // States counts sandboxes by state.

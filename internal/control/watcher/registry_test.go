@@ -243,21 +243,21 @@ func TestIdempotencyKeys(t *testing.T) {
 	t.Parallel()
 	f := newFixture(Config{})
 	sb := box(1, 1, v1.StateRunning, nil)
-	sb.IdempotencyKey = "k"
+	sb.IdempotencyKey = Key{"f", "root/k"}.String()
 	f.tell(v1.EdgeEvent{Seq: 2, Sandboxes: []v1.Sandbox{sb}})
-	if got, ok := f.KeyHolder("k"); !ok || got.ID != sb.ID || got.IdempotencyKey != "" {
-		t.Fatalf("holder %+v", got)
+	if got, fp, ok := f.KeyHolder("root/k"); !ok || fp != "f" || got.ID != sb.ID || got.IdempotencyKey != "" {
+		t.Fatalf("holder %+v, fingerprint %q", got, fp)
 	}
-	if _, ok := f.KeyHolder(""); ok {
+	if _, _, ok := f.KeyHolder(""); ok {
 		t.Error("the empty key has a holder")
 	}
 	f.now = t0.Add(5 * time.Minute)
-	if _, ok := f.KeyHolder("k"); ok {
+	if _, _, ok := f.KeyHolder("root/k"); ok {
 		t.Error("the key holds for ever")
 	}
 	f.now = t0
 	f.Remove(sb.ID)
-	if _, ok := f.KeyHolder("k"); ok {
+	if _, _, ok := f.KeyHolder("root/k"); ok {
 		t.Error("the key outlives its sandbox")
 	}
 }

@@ -111,7 +111,7 @@ func (m *IAM) keep(r store.TokenRecord) {
 		return
 	}
 	m.drop(r.Token.ID)
-	e := &entry{record: r, principal: Principal{TokenID: r.Token.ID, Name: r.Token.Name, Project: r.Token.Project, rights: r.Token.Rights}}
+	e := &entry{record: r, principal: Principal{TokenID: r.Token.ID, Name: r.Token.Name, Project: r.Token.Project, rights: r.Token.Rights, hash: [sha256.Size]byte(r.Hash)}}
 	m.byID[r.Token.ID] = e
 	m.byHash[[sha256.Size]byte(r.Hash)] = e
 }
@@ -244,4 +244,19 @@ func (m *IAM) List() []v1.Token {
 		return strings.Compare(a.ID, b.ID)
 	})
 	return out
+}
+
+// Check says whether a principal that was authenticated before still is: errs.BadToken
+// once its token is revoked, replaced or expired.
+func (m *IAM) Check(p *Principal) error {
+	m.mu.RLock()
+	e := m.byID[p.TokenID]
+	m.mu.RUnlock()
+	if e == nil || [sha256.Size]byte(e.record.Hash) != p.hash {
+		return errs.New(errs.BadToken, "iam.check", "the token was revoked")
+	}
+	if exp := e.record.Token.ExpiresAt; exp != nil && !m.cfg.Now().Before(*exp) {
+		return errs.New(errs.BadToken, "iam.check", "the token expired at "+exp.Format(time.RFC3339))
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package iam
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"slices"
 
@@ -17,6 +18,7 @@ type Principal struct {
 	Name    string
 	Project string
 	rights  []v1.Right
+	hash    [sha256.Size]byte // of the secret: a replaced secret makes another principal
 }
 
 // Has says whether p may do what right names. Admin implies all; sandbox and image

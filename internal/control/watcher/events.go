@@ -84,6 +84,24 @@ func (r *Registry) Wait(ctx context.Context, rev uint64) error {
 	return r.waitFor(ctx, func() bool { return r.rev > rev })
 }
 
+// WaitNodes returns once a node event came after revision *rev, and moves *rev on.
+func (r *Registry) WaitNodes(ctx context.Context, rev *uint64) error {
+	return r.waitFor(ctx, func() bool {
+		from := *rev
+		*rev = r.rev
+		if from < r.events.first-1 {
+			return true // it may have been among those no longer kept
+		}
+		for from < r.rev {
+			from++
+			if r.events.at(from).Type == v1.EventNode {
+				return true
+			}
+		}
+		return false
+	})
+}
+
 // WaitSynced returns once every registered edge has told all it has, or was found not
 // to answer.
 func (r *Registry) WaitSynced(ctx context.Context) error {

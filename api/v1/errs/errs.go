@@ -96,6 +96,8 @@ const (
 	RequestCanceled   Code = "request_canceled"
 	ConnectionLost    Code = "connection_lost"
 	ProtocolError     Code = "protocol_error"
+	RouteNotFound     Code = "route_not_found"
+	MethodNotAllowed  Code = "method_not_allowed"
 	UnknownMethod     Code = "unknown_method"
 	NotSupported      Code = "not_supported"
 	InternalError     Code = "internal_error"
@@ -159,6 +161,8 @@ var Table = []Row{
 	{RequestCanceled, Canceled, 499, true, false, "the caller went away"},
 	{ConnectionLost, Unavailable, 502, true, true, "the connection broke; retry, or re-attach from an offset"},
 	{ProtocolError, Invalid, 400, false, false, "the peer broke the protocol; check versions"},
+	{RouteNotFound, NotFound, 404, false, false, "check the path against /openapi.json"},
+	{MethodNotAllowed, Invalid, 405, false, false, "use a method that the Allow header names"},
 	{UnknownMethod, Unsupported, 501, false, false, "the server does not have this operation; check versions"},
 	{NotSupported, Unsupported, 501, false, false, "this backend or kernel cannot do it; see 'dsec doctor'"},
 	{InternalError, Internal, 500, true, true, "retry; if it stays, the server's log has the cause"},

@@ -71,7 +71,7 @@ func add[T any](b *Batch, s *Sandbox, method string, req, resp aether.Message, v
 	b.take = append(b.take, func(e *msg.End) {
 		switch {
 		case e.Error != nil:
-			p.err = aether.StatusError(e.Error)
+			p.err = aether.FromStatus(e.Error)
 		default:
 			if p.err = resp.ParseWire(e.Body); p.err == nil {
 				p.val = val()

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"net/http"
 	"net/url"
@@ -40,6 +41,7 @@ type Client struct {
 	http     *http.Client
 	ownHTTP  bool
 	dial     func(ctx context.Context, network, addr string) (net.Conn, error)
+	tls      *tls.Config
 	conns    []link
 	reattach time.Duration
 }
@@ -89,8 +91,11 @@ func New(o Options) (*Client, error) {
 			IdleConnTimeout:     90 * time.Second,
 			DisableCompression:  true,
 		}}
-	} else if t, ok := o.HTTPClient.Transport.(*http.Transport); ok && t.DialContext != nil && u.Scheme != "unix" {
-		c.dial = t.DialContext
+	} else if t, ok := o.HTTPClient.Transport.(*http.Transport); ok {
+		c.tls = t.TLSClientConfig
+		if t.DialContext != nil && u.Scheme != "unix" {
+			c.dial = t.DialContext
+		}
 	}
 	c.conns = make([]link, max(1, o.Connections))
 	return c, nil

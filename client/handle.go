@@ -54,14 +54,28 @@ func (s *Sandbox) link() *link {
 	return &s.c.conns[h.Sum32()%uint32(len(s.c.conns))]
 }
 
-// call does one unary operation. It is not repeated when the connection breaks: the
-// operation may have been done.
-func (s *Sandbox) call(ctx context.Context, method string, req, resp aether.Message) error {
-	conn, err := s.link().get(ctx, s.c)
+// on runs f with the sandbox's connection, and once more with a new one if the old one
+// takes no more streams.
+func (s *Sandbox) on(ctx context.Context, f func(*aether.Conn) error) error {
+	l := s.link()
+	conn, err := l.get(ctx, s.c)
 	if err != nil {
 		return err
 	}
-	return conn.Call(ctx, s.id, method, req, resp)
+	if err = f(conn); !refused(err) {
+		return err
+	}
+	l.drop(conn)
+	if conn, err = l.get(ctx, s.c); err != nil {
+		return err
+	}
+	return f(conn)
+}
+
+// call does one unary operation. It is not repeated when the connection breaks: the
+// operation may have been done.
+func (s *Sandbox) call(ctx context.Context, method string, req, resp aether.Message) error {
+	return s.on(ctx, func(conn *aether.Conn) error { return conn.Call(ctx, s.id, method, req, resp) })
 }
 
 // read is call for what changes nothing: it is tried once more on a new connection.
@@ -73,12 +87,12 @@ func (s *Sandbox) read(ctx context.Context, method string, req, resp aether.Mess
 	return err
 }
 
-func (s *Sandbox) open(ctx context.Context, method string, req aether.Message) (*aether.Stream, error) {
-	conn, err := s.link().get(ctx, s.c)
-	if err != nil {
-		return nil, err
-	}
-	return conn.Open(ctx, s.id, method, req)
+func (s *Sandbox) open(ctx context.Context, method string, req aether.Message) (st *aether.Stream, err error) {
+	err = s.on(ctx, func(conn *aether.Conn) (err error) {
+		st, err = conn.Open(ctx, s.id, method, req)
+		return err
+	})
+	return st, err
 }
 
 // discard receives what is left of a stream and parses its result.

@@ -70,6 +70,15 @@ func (l *link) run(ctx context.Context, c *Client, d *dialling) {
 	close(d.done)
 }
 
+// drop makes the next get dial; streams that run on conn go on.
+func (l *link) drop(conn *aether.Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == conn {
+		l.conn = nil
+	}
+}
+
 func (l *link) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

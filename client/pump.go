@@ -167,12 +167,11 @@ func (p *Process) attachAgain(b *broken, cause error) (*aether.Stream, error) {
 
 // openAttach dials within ctx; the stream itself lives as long as the process.
 func (p *Process) openAttach(ctx context.Context) (*aether.Stream, error) {
-	conn, err := p.sb.link().get(ctx, p.sb.c)
-	if err != nil {
+	if _, err := p.sb.link().get(ctx, p.sb.c); err != nil {
 		return nil, err
 	}
 	out, errOut := p.Offsets()
-	return conn.Open(p.ctx, p.sb.id, "process.attach", &msg.AttachRequest{
+	return p.sb.open(p.ctx, "process.attach", &msg.AttachRequest{
 		Process: p.selector().message(), StdoutOffset: out, StderrOffset: errOut,
 		Stdin: p.io.KeepStdin && (p.io.Stdin != nil || p.io.OpenStdin),
 	})

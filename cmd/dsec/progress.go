@@ -60,6 +60,16 @@ func (p *progress) set(n int64) {
 	}
 }
 
+// sent is set while no phase has begun: what is sent no longer counts once the server
+// says where it is.
+func (p *progress) sent(n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bar != nil && !p.ended && p.phase == "" {
+		p.bar.SetCurrent(n)
+	}
+}
+
 // step begins a phase with a total of its own.
 func (p *progress) step(phase string, done, total int64) {
 	p.mu.Lock()

@@ -40,6 +40,7 @@ type Client struct {
 	agent    string
 	http     *http.Client
 	ownHTTP  bool
+	unix     bool
 	dial     func(ctx context.Context, network, addr string) (net.Conn, error)
 	tls      *tls.Config
 	conns    []link
@@ -75,7 +76,7 @@ func New(o Options) (*Client, error) {
 		if u.Host != "" || path == "" {
 			return nil, badURL(o.URL, "a socket is written unix:///path")
 		}
-		c.base = &url.URL{Scheme: "http", Host: "dsec.sock"}
+		c.unix, c.base = true, &url.URL{Scheme: "http", Host: "dsec.sock"}
 		c.dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, "unix", path)
 		}
@@ -113,6 +114,15 @@ func FromEnv() (*Client, error) {
 
 // URL returns the server's address, for messages.
 func (c *Client) URL() string { return c.base.String() }
+
+// Local says whether the server's address is this machine's own: a Unix socket or loopback.
+func (c *Client) Local() bool {
+	if c.unix {
+		return true
+	}
+	ip := net.ParseIP(c.base.Hostname())
+	return c.base.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
+}
 
 // Close ends the Aether connections; running calls fail. The sandboxes live on.
 func (c *Client) Close() error {

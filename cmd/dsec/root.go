@@ -74,7 +74,7 @@ there is no such command, 128+n after signal n.`,
 	for id, cmds := range map[string][]*cobra.Command{
 		"sandbox": {a.runCmd(), a.createCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd(), a.eventsCmd()},
 		"inside":  {a.execCmd(), a.shellCmd(), a.psCmd(), a.attachCmd(), a.killCmd(), a.logsCmd(), a.cpCmd()},
-		"manage":  {a.imageCmd(), a.nodeCmd(), a.tokenCmd(), a.versionCmd()},
+		"manage":  {a.imageCmd(), a.nodeCmd(), a.tokenCmd(), a.benchCmd(), a.versionCmd()},
 	} {
 		for _, c := range cmds {
 			c.GroupID = id
@@ -85,18 +85,27 @@ there is no such command, 128+n after signal n.`,
 	return root
 }
 
-// client returns the connection to the server that flags, environment and context
-// file name, in this order.
+// client returns the connection to the server.
 func (a *app) client() (*client.Client, error) {
 	if a.conn != nil {
 		return a.conn, nil
 	}
-	o, err := client.OptionsFromEnv(a.contextFile)
+	o, err := a.clientOptions()
 	if err != nil {
 		return nil, err
 	}
+	a.conn, err = client.New(o)
+	return a.conn, err
+}
+
+// clientOptions come from flags, environment and context file, in this order.
+func (a *app) clientOptions() (client.Options, error) {
+	o, err := client.OptionsFromEnv(a.contextFile)
+	if err != nil {
+		return o, err
+	}
 	if a.url != "" {
-		if a.url != o.URL && a.token == "" && os.Getenv("DSEC_TOKEN") == "" {
+		if a.url != o.URL && os.Getenv("DSEC_TOKEN") == "" {
 			o.Token = "" // the context's token is for the context's server
 		}
 		o.URL = a.url
@@ -105,8 +114,7 @@ func (a *app) client() (*client.Client, error) {
 		o.Token = a.token
 	}
 	o.Agent = "dsec/" + buildVersion()
-	a.conn, err = client.New(o)
-	return a.conn, err
+	return o, nil
 }
 
 // json prints one value, indented.

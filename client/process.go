@@ -106,7 +106,12 @@ func (s *Sandbox) StartDetached(ctx context.Context, cmd Cmd) (pid uint32, err e
 		st.Cancel()
 		return 0, fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
-	if err := discard(ctx, st, nil); err != nil {
+	var x msg.Exit // only if the command could not be run
+	err = discard(ctx, st, &x)
+	if err == nil {
+		err = exitOf(&x).Err
+	}
+	if err != nil {
 		return 0, fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
 	return started.Pid, nil

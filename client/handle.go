@@ -111,3 +111,6 @@ func finish(st *aether.Stream, err error, resp aether.Message) error {
 	}
 	return st.Result(resp)
 }
+
+// Client returns the client that the handle was made from.
+func (s *Sandbox) Client() *Client { return s.c }

@@ -82,6 +82,9 @@ func (c *portConn) Read(p []byte) (int, error) {
 			return 0, nil
 		}
 		ctx := c.read.context()
+		if c.life.Err() != nil {
+			return 0, c.fault("read", ctx, net.ErrClosed)
+		}
 		f, err := c.st.Recv(ctx)
 		if isEOF(err) {
 			if err = c.st.Result(nil); err == nil {

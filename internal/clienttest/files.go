@@ -229,7 +229,7 @@ func (g *guest) pack(ctx context.Context, st *aether.Stream) (aether.Message, er
 	if !req.Contents {
 		dir, name = filepath.Split(dir)
 	}
-	cmd := exec.CommandContext(ctx, "tar", "-C", dir, "-cf", "-", name)
+	cmd := exec.CommandContext(ctx, "tar", "--format=posix", "-C", dir, "-cf", "-", name)
 	cmd.Stdout = streamWriter{ctx, st}
 	if err := cmd.Run(); err != nil {
 		return nil, failed("file.pack", err)

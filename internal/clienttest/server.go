@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -19,7 +18,6 @@ import (
 
 	"dsec/aether"
 	"dsec/aether/httpupgrade"
-	"dsec/aether/msg"
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 )
@@ -34,7 +32,6 @@ const Node = "testaa"
 type Server struct {
 	URL string
 
-	t       testing.TB
 	dir     string
 	http    *httptest.Server
 	aether  *aether.Server
@@ -61,8 +58,27 @@ type box struct {
 // New starts a server that ends with the test. It has the image "busybox".
 func New(t testing.TB) *Server {
 	t.Helper()
+	s := start(t.TempDir())
+	t.Cleanup(s.stop)
+	return s
+}
+
+// Standalone starts a server for an example, which has no testing.TB.
+func Standalone() (s *Server, stop func()) {
+	dir, err := os.MkdirTemp("", "dsec-example-")
+	if err != nil {
+		panic(err)
+	}
+	s = start(dir)
+	return s, func() {
+		s.stop()
+		os.RemoveAll(dir)
+	}
+}
+
+func start(dir string) *Server {
 	s := &Server{
-		t: t, dir: t.TempDir(), boxes: map[string]*box{}, gone: map[string]bool{}, keys: map[string]string{},
+		dir: dir, boxes: map[string]*box{}, gone: map[string]bool{}, keys: map[string]string{},
 		images:  map[string]v1.Image{"busybox": {Name: "busybox", Digest: "sha256:" + strings.Repeat("ab", 32), CreatedAt: time.Now(), Files: 12, Bytes: 2 << 20}},
 		tokens:  map[string]v1.Token{},
 		changed: make(chan struct{}), conns: map[net.Conn]bool{}, fail: map[string][]error{},
@@ -82,15 +98,16 @@ func New(t testing.TB) *Server {
 	}
 	s.http = httptest.NewServer(mux)
 	s.URL = s.http.URL
-	t.Cleanup(func() {
-		s.aether.Close()
-		s.http.CloseClientConnections()
-		s.http.Close()
-		for _, b := range s.boxes {
-			b.guest.close()
-		}
-	})
 	return s
+}
+
+func (s *Server) stop() {
+	s.aether.Close()
+	s.http.CloseClientConnections()
+	s.http.Close()
+	for _, b := range s.boxes {
+		b.guest.close()
+	}
 }
 
 // Break cuts all connections of the data plane.
@@ -412,6 +429,3 @@ func (s *Server) operation(ctx context.Context, st *aether.Stream) (aether.Messa
 	}
 	return h(ctx, st)
 }
-
-var _ io.Writer = (*log)(nil)
-var _ aether.Message = (*msg.Empty)(nil)

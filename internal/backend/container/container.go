@@ -74,7 +74,7 @@ func (b *Backend) prepare() error {
 	if b.dir, err = os.Open(sandboxes); err != nil {
 		return err
 	}
-	if b.cgroups, err = cgroup.Detect(b.cfg.CgroupRoot, "/proc/self/cgroup", b.cfg.CgroupName); err != nil {
+	if b.cgroups, err = cgroup.Open(filepath.Join(b.cfg.Dir, "cgroups.json"), b.cfg.CgroupRoot, "/proc/self/cgroup", b.cfg.CgroupName); err != nil {
 		return err
 	}
 	if b.guest, err = installGuest(b.cfg.Dir, b.cfg.Guest); err != nil {
@@ -111,6 +111,10 @@ func installGuest(dir string, binary []byte) (int, error) {
 
 // Kind implements backend.Backend.
 func (b *Backend) Kind() v1.Backend { return v1.BackendContainer }
+
+// Withdraw removes what the node holds for containers beyond single sandboxes, of which
+// none may be left. The backend is of no use after it.
+func (b *Backend) Withdraw() error { return b.cgroups.RemoveAll() }
 
 // Close implements backend.Backend.
 func (b *Backend) Close() error {

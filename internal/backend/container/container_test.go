@@ -57,25 +57,15 @@ func newNode(t *testing.T) *node {
 		}
 		t.Errorf("scratch is still in use: %v", err)
 	})
-	t.Cleanup(func() { removeGroups(t, n.group) })
 	n.layers.fd = busybox(t, dir)
-	return n
-}
-
-func removeGroups(t *testing.T, group string) {
-	dirs, err := filepath.Glob("/sys/fs/cgroup/*/" + group)
-	if err != nil {
-		t.Error(err)
-	}
-	more, err := filepath.Glob("/sys/fs/cgroup/memory/*/*/" + group)
-	if err != nil {
-		t.Error(err)
-	}
-	for _, d := range append(dirs, more...) {
-		if err := os.Remove(d); err != nil {
-			t.Errorf("left behind: %v", err)
+	t.Cleanup(func() {
+		b := n.open(t)
+		if err := b.Withdraw(); err != nil {
+			t.Error(err)
 		}
-	}
+		b.Close()
+	})
+	return n
 }
 
 // busybox makes and mounts a small image.
@@ -125,7 +115,7 @@ func busybox(t *testing.T, dir string) int {
 	return fd
 }
 
-func (n *node) open(t *testing.T) backend.Backend {
+func (n *node) open(t *testing.T) *Backend {
 	t.Helper()
 	guest, err := bin.Guest()
 	if err != nil {
@@ -148,7 +138,7 @@ func TestConformance(t *testing.T) {
 	backendtest.Run(t, func(t *testing.T) backendtest.Subject {
 		n := newNode(t)
 		return backendtest.Subject{
-			Open: n.open,
+			Open: func(t *testing.T) backend.Backend { return n.open(t) },
 			Spec: spec,
 			Broken: map[string]func(string) backend.Spec{
 				"no image": func(id string) backend.Spec { s := spec(id); s.Image = nil; return s },

@@ -155,7 +155,7 @@ func (c *Conn) explain(err error) *errs.Error {
 	switch {
 	case errors.As(err, &e):
 		return e
-	case errors.Is(err, io.EOF) && draining != nil:
+	case draining != nil:
 		return errs.New(errs.ShuttingDown, "aether.read", "the peer closed the connection after GOAWAY")
 	case errors.Is(err, io.EOF):
 		return errs.New(errs.ConnectionLost, "aether.read", "the peer closed the connection").Because(errPeerClosed)

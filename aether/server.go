@@ -142,6 +142,9 @@ func (s *Server) ServeConn(ctx context.Context, conn net.Conn) error {
 	}()
 	err := c.handshake(ctx, orDefault(s.cfg.Handshake, defaultHandshake), func() error { return c.welcomeClient(ctx) })
 	if err != nil {
+		if errors.Is(err, errs.ShuttingDown) {
+			return nil
+		}
 		return err
 	}
 	defer context.AfterFunc(ctx, func() {

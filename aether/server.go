@@ -45,7 +45,8 @@ type ServerConfig struct {
 
 // Server serves connections.
 type Server struct {
-	cfg ServerConfig
+	cfg     ServerConfig
+	workers workers
 
 	mu        sync.Mutex
 	conns     map[*Conn]struct{}
@@ -134,7 +135,9 @@ func (s *Server) ServeConn(ctx context.Context, conn net.Conn) error {
 	s.conns[c] = struct{}{}
 	s.wg.Add(1)
 	s.mu.Unlock()
+	s.workers.join()
 	defer func() {
+		s.workers.leave()
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
@@ -250,7 +253,7 @@ func (c *Conn) handleOpen(h *header, payload []byte) error {
 	}
 	ctx, cancel := streamContext(c.ctx, open)
 	s.cancel = cancel
-	go c.serve(ctx, s, open)
+	c.server.workers.run(job{ctx, c, s, open})
 	return nil
 }
 

@@ -40,9 +40,10 @@ type Stream struct {
 	cancel    context.CancelFunc // server: ends the handler's ctx
 	stop      func() bool        // client: unhooks the ctx given to Open
 
-	sendMu  sync.Mutex // orders the frames of this end
-	sendSeq uint32
-	sendFin bool // nothing may follow
+	sendMu   sync.Mutex // orders the frames of this end
+	sendSeq  uint32
+	sendFin  bool      // nothing may follow
+	sendHead rawHeader // of the frame being sent: here, because a local one would escape
 
 	recvSeq uint32 // reader only
 	mu      sync.Mutex
@@ -135,26 +136,25 @@ func (s *Stream) failure() error {
 // frame sends one frame of this stream; it does not wait for credit. last marks the end
 // of what this end sends. Reports false if the stream has ended before.
 func (s *Stream) frame(typ frameType, flags uint8, payload []byte, last bool) bool {
-	var h rawHeader
 	s.sendMu.Lock()
 	if s.sendFin && typ != typeCredit && typ != typeCancel {
 		s.sendMu.Unlock()
 		return false
 	}
-	h.encode(typ, flags, s.id, s.sendSeq, payload)
+	s.sendHead.encode(typ, flags, s.id, s.sendSeq, payload)
 	s.sendSeq++
 	s.sendFin = s.sendFin || last
 	direct := len(payload) >= directSize
 	var lead bool
 	if direct {
-		lead = s.c.w.addDirect(&h, payload)
+		lead = s.c.w.addDirect(&s.sendHead, payload)
 	} else {
-		lead = s.c.w.add(&h, payload)
+		lead = s.c.w.add(&s.sendHead, payload)
 	}
 	s.sendMu.Unlock()
 	switch {
 	case lead && direct:
-		s.c.w.flushDirect(&h, payload)
+		s.c.w.flushDirect(payload)
 	case lead:
 		yield(s.c.active.Load())
 		s.c.w.flush()

@@ -100,12 +100,12 @@ func (w *writer) addDirect(h *rawHeader, payload []byte) (lead bool) {
 	}
 	w.flushing = true
 	w.queued += HeaderSize + len(payload)
+	w.head = *h
 	return true
 }
 
 // flushDirect writes the frame that addDirect left, then what was queued meanwhile.
-func (w *writer) flushDirect(h *rawHeader, payload []byte) {
-	w.head = *h // a copy, so that the caller's stays on its stack
+func (w *writer) flushDirect(payload []byte) {
 	err := w.write(w.head[:], payload)
 	if w.took(HeaderSize+len(payload), err) {
 		w.flush()

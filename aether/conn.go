@@ -218,10 +218,14 @@ func (c *Conn) queued(to *Conn, lead bool) error {
 		c.dirty = append(c.dirty, to)
 		return nil
 	}
-	if to.w.pending() > queueMax {
-		return broken("the peer makes this end queue more than %d bytes", queueMax)
+	if to.w.pending() <= queueMax {
+		return nil
 	}
-	return nil
+	if to != c && to.server != nil { // a client that does not read must not end the shared upstream
+		to.end(errs.New(errs.ConnectionLost, "aether.relay", "the client takes no data"))
+		return nil
+	}
+	return broken("the peer makes this end queue more than %d bytes", queueMax)
 }
 
 func (c *Conn) flushDirty() {

@@ -282,7 +282,7 @@ func (c *Conn) serve(ctx context.Context, s *Stream, open *msg.Open) {
 	if err == nil {
 		m, err = c.server.dispatch(ctx, s)
 	}
-	s.finish(ctx, m, err)
+	s.finish(m, err)
 	s.cancel()
 	c.release()
 }
@@ -349,13 +349,7 @@ func encodeEnd(method string, m Message, err error) *buffer {
 }
 
 // finish ends a stream at the server.
-func (s *Stream) finish(ctx context.Context, m Message, err error) {
-	if err != nil && ctx.Err() != nil {
-		// A handler that returns what its ctx said means the table's words for it.
-		if errors.Is(err, ctx.Err()) {
-			err = errs.Wrap(errs.InternalError, s.method, "the operation was cut off", err)
-		}
-	}
+func (s *Stream) finish(m Message, err error) {
 	live := s.c.remove(s)
 	s.fail(errs.New(errs.StateConflict, s.method, "the operation has ended"))
 	if live {

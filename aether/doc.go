@@ -13,7 +13,7 @@
 // plain function. A server whose configuration has a Route passes streams on to other
 // servers.
 //
-// Start reading at frame.go, then conn.go (one connection), stream.go (one operation),
+// Start reading at frame.go, then conn.go (one connection), stream.go (one operation; send.go, recv.go),
 // writer.go (how frames of many goroutines become few writes) and relay.go. Locks are
 // taken in the order Stream.mu (of a relayed pair the server's half first), Conn.openMu,
 // Stream.sendMu, Conn.mu, writer.mu. The reader of a connection waits neither for another

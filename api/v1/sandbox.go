@@ -1,0 +1,110 @@
+package v1
+
+import "time"
+
+// Backend names a kind of isolation.
+type Backend string
+
+// Backends. Hollow keeps state and runs nothing: it exists to test the control plane at scale.
+const (
+	BackendContainer Backend = "container"
+	BackendMicroVM   Backend = "microvm"
+	BackendFullVM    Backend = "fullvm"
+	BackendFnCall    Backend = "fncall"
+	BackendHollow    Backend = "hollow"
+)
+
+// State of a sandbox (architecture §5).
+type State string
+
+// States. Delete is legal in every one.
+const (
+	StateCreating State = "creating"
+	StateRunning  State = "running"
+	StateStopping State = "stopping"
+	StateStopped  State = "stopped"
+	StateFailed   State = "failed"
+	StateLost     State = "lost"
+)
+
+// Spec says what sandbox is wanted. Zero values mean the defaults of [Spec.SetDefaults].
+type Spec struct {
+	Backend     Backend           `json:"backend,omitempty" enum:"container,hollow" doc:"Kind of isolation." default:"container"`
+	Image       string            `json:"image,omitempty" maxLength:"255" doc:"Name or digest of the base image. Hollow sandboxes need none."`
+	CPUMillis   int64             `json:"cpu_millis,omitempty" minimum:"0" doc:"CPU limit in thousandths of a core." default:"1000"`
+	MemoryBytes int64             `json:"memory_bytes,omitempty" minimum:"0" doc:"Memory limit in bytes." default:"536870912"`
+	PIDs        int64             `json:"pids,omitempty" minimum:"0" doc:"Limit of processes and threads." default:"1024"`
+	User        string            `json:"user,omitempty" maxLength:"255" doc:"Default user of processes; empty: the image's, else root."`
+	WorkDir     string            `json:"work_dir,omitempty" maxLength:"4096" doc:"Default working directory; empty: the image's, else /."`
+	Env         map[string]string `json:"env,omitempty" doc:"Environment of every process, over the image's."`
+	Hostname    string            `json:"hostname,omitempty" maxLength:"63" doc:"Empty: the sandbox id."`
+	Labels      map[string]string `json:"labels,omitempty" doc:"For selection; 'job' groups a job's sandboxes."`
+	MaxTTL      Seconds           `json:"max_ttl_s,omitempty" minimum:"0" doc:"Seconds until the sandbox is removed; 0: never."`
+}
+
+// Seconds is a duration in whole or fractional seconds.
+type Seconds float64
+
+// Duration converts s.
+func (s Seconds) Duration() time.Duration { return time.Duration(float64(s) * float64(time.Second)) }
+
+// CreateRequest asks for one or more sandboxes of one spec.
+type CreateRequest struct {
+	Spec
+	Count int `json:"count,omitempty" minimum:"1" maximum:"10000" doc:"How many; answered one by one." default:"1"`
+}
+
+// CreateResult is the outcome of one sandbox of a CreateRequest: either is set.
+type CreateResult struct {
+	Sandbox *Sandbox `json:"sandbox,omitempty"`
+	Error   *Problem `json:"error,omitempty"`
+}
+
+// Sandbox is what the platform says of one sandbox.
+type Sandbox struct {
+	ID          string             `json:"id"`
+	Generation  uint64             `json:"generation" doc:"Grows with every change of state."`
+	State       State              `json:"state"`
+	Node        string             `json:"node" doc:"Edge that owns it."`
+	Spec        Spec               `json:"spec"`
+	ImageDigest string             `json:"image_digest,omitempty"`
+	CreatedAt   time.Time          `json:"created_at"`
+	StartedAt   *time.Time         `json:"started_at,omitempty"`
+	EndedAt     *time.Time         `json:"ended_at,omitempty"`
+	ExpiresAt   *time.Time         `json:"expires_at,omitempty"`
+	Error       *Problem           `json:"error,omitempty" doc:"Cause of failed or lost."`
+	CreateMS    float64            `json:"create_ms,omitempty" doc:"Time the edge took to create it, milliseconds."`
+	Steps       map[string]float64 `json:"steps_ms,omitempty" doc:"Time of each step of the create, milliseconds."`
+	Usage       *Usage             `json:"usage,omitempty" doc:"Only in the answer for one sandbox."`
+
+	// IdempotencyKey is the create's key, kept so that it holds over a restart.
+	IdempotencyKey string `json:"idempotency_key,omitempty"`
+}
+
+// Usage of a sandbox, read from its cgroup.
+type Usage struct {
+	CPUSeconds      float64 `json:"cpu_seconds"`
+	MemoryBytes     int64   `json:"memory_bytes"`
+	PeakMemoryBytes int64   `json:"peak_memory_bytes"`
+	Processes       int64   `json:"processes"`
+	DiskBytes       int64   `json:"disk_bytes" doc:"Written in the sandbox's own layer."`
+	OOMKills        int64   `json:"oom_kills"`
+}
+
+// SandboxList is a page of sandboxes and the revision it was read at.
+type SandboxList struct {
+	Revision uint64    `json:"revision" doc:"Watch events from here to miss nothing."`
+	Items    []Sandbox `json:"items"`
+}
+
+// DeleteRequest selects what to remove: ids, or all with these labels.
+type DeleteRequest struct {
+	IDs    []string          `json:"ids,omitempty" maxItems:"10000"`
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// DeleteResult is the outcome for one sandbox.
+type DeleteResult struct {
+	ID    string   `json:"id"`
+	Error *Problem `json:"error,omitempty"`
+}

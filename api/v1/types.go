@@ -1,0 +1,225 @@
+package v1
+
+import (
+	"time"
+
+	"dsec/api/v1/errs"
+)
+
+// Image is one catalogue entry: a name and the manifest it points at.
+type Image struct {
+	Name      string      `json:"name,omitempty"`
+	Digest    string      `json:"digest" doc:"sha256 of the manifest."`
+	CreatedAt time.Time   `json:"created_at"`
+	Bytes     int64       `json:"bytes" doc:"Of file contents."`
+	Files     int64       `json:"files"`
+	Layers    []Layer     `json:"layers"`
+	Config    ImageConfig `json:"config"`
+}
+
+// Layer is one EROFS layer: a metadata blob and a data blob.
+type Layer struct {
+	Kind       string `json:"kind" enum:"base,workspace,toolkit"`
+	MetaDigest string `json:"meta_digest"`
+	MetaBytes  int64  `json:"meta_bytes"`
+	DataDigest string `json:"data_digest,omitempty" doc:"Empty: no file of the layer has contents outside the metadata."`
+	DataBytes  int64  `json:"data_bytes"`
+}
+
+// ImageConfig is what an image says about running it.
+type ImageConfig struct {
+	Env        []string          `json:"env,omitempty"`
+	Entrypoint []string          `json:"entrypoint,omitempty"`
+	Cmd        []string          `json:"cmd,omitempty"`
+	User       string            `json:"user,omitempty"`
+	WorkDir    string            `json:"work_dir,omitempty"`
+	Volumes    []string          `json:"volumes,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+}
+
+// ImageList is the catalogue.
+type ImageList struct {
+	Items []Image `json:"items"`
+}
+
+// ImageProgress is one line of a running import.
+type ImageProgress struct {
+	Phase   string   `json:"phase,omitempty" doc:"receive, unpack, write, commit."`
+	Done    int64    `json:"done,omitempty"`
+	Total   int64    `json:"total,omitempty"`
+	Entries int64    `json:"entries,omitempty"`
+	Image   *Image   `json:"image,omitempty" doc:"Last line of a success."`
+	Error   *Problem `json:"error,omitempty" doc:"Last line of a failure."`
+}
+
+// Node is one edge and its load.
+type Node struct {
+	ID          string            `json:"id"`
+	Epoch       uint64            `json:"epoch" doc:"Sandboxes of an older epoch are lost."`
+	Address     string            `json:"address"`
+	Hostname    string            `json:"hostname"`
+	Version     string            `json:"version"`
+	Backends    []Backend         `json:"backends"`
+	StartedAt   time.Time         `json:"started_at"`
+	Ready       bool              `json:"ready"`
+	Capacity    Resources         `json:"capacity" doc:"After overcommit."`
+	Allocated   Resources         `json:"allocated"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	FreeDisk    int64             `json:"free_disk_bytes"`
+	FreeMemory  int64             `json:"free_memory_bytes"`
+	Sandboxes   int64             `json:"sandboxes"`
+	CreatesOK   int64             `json:"creates_ok"`
+	CreatesFail int64             `json:"creates_failed"`
+}
+
+// Resources that admission counts.
+type Resources struct {
+	Slots       int64 `json:"slots"`
+	CPUMillis   int64 `json:"cpu_millis"`
+	MemoryBytes int64 `json:"memory_bytes"`
+}
+
+// NodeList holds all registered edges.
+type NodeList struct {
+	Items []Node `json:"items"`
+}
+
+// Right is one thing a token may do.
+type Right string
+
+// Rights. Admin implies all.
+const (
+	RightRead    Right = "read"    // list and inspect
+	RightSandbox Right = "sandbox" // create, use, remove sandboxes
+	RightImage   Right = "image"   // import and remove images
+	RightAdmin   Right = "admin"   // tokens, nodes, everything
+)
+
+// Token is a credential; its secret is shown once, at creation.
+type Token struct {
+	ID        string     `json:"id"`
+	Name      string     `json:"name"`
+	Project   string     `json:"project"`
+	Rights    []Right    `json:"rights"`
+	CreatedAt time.Time  `json:"created_at"`
+	ExpiresAt *time.Time `json:"expires_at,omitempty"`
+	Secret    string     `json:"secret,omitempty"`
+}
+
+// TokenRequest asks for a token.
+type TokenRequest struct {
+	Name   string  `json:"name" minLength:"1" maxLength:"100"`
+	Rights []Right `json:"rights" minItems:"1" enum:"read,sandbox,image,admin"`
+	TTL    Seconds `json:"ttl_s,omitempty" minimum:"0" doc:"0: until revoked."`
+}
+
+// TokenList holds tokens without their secrets.
+type TokenList struct {
+	Items []Token `json:"items"`
+}
+
+// EventType says what an Event reports.
+type EventType string
+
+// Event types.
+const (
+	EventState   EventType = "state"   // a sandbox was created or changed state
+	EventRemoved EventType = "removed" // a sandbox is gone
+	EventNode    EventType = "node"    // an edge appeared, changed or was lost
+)
+
+// Event is one change, in the order of Revision.
+type Event struct {
+	Revision uint64    `json:"revision"`
+	Time     time.Time `json:"time"`
+	Type     EventType `json:"type"`
+	Sandbox  *Sandbox  `json:"sandbox,omitempty"`
+	Node     *Node     `json:"node,omitempty"`
+	Error    *Problem  `json:"error,omitempty" doc:"Alone in the last line of a stream that the server had to end."`
+}
+
+// Health of the server.
+type Health struct {
+	OK      bool              `json:"ok"`
+	Version string            `json:"version"`
+	Checks  map[string]string `json:"checks" doc:"'ok' or what is wrong, by part."`
+}
+
+// Problem is an error as JSON (api/v1/errs has the table).
+type Problem struct {
+	Status       int               `json:"status" doc:"HTTP status."`
+	Code         string            `json:"code"`
+	Class        string            `json:"class"`
+	Phase        string            `json:"phase,omitempty"`
+	Message      string            `json:"message"`
+	Hint         string            `json:"hint,omitempty"`
+	Node         string            `json:"node,omitempty"`
+	Sandbox      string            `json:"sandbox,omitempty"`
+	Cause        string            `json:"cause,omitempty"`
+	Retryable    bool              `json:"retryable"`
+	Infra        bool              `json:"is_infra"`
+	RetryAfterMS int64             `json:"retry_after_ms,omitempty"`
+	Details      map[string]string `json:"details,omitempty"`
+	RequestID    string            `json:"request_id,omitempty"`
+}
+
+// Error makes Problem usable as an error (huma asks for it).
+func (p *Problem) Error() string { return p.Message + " (" + p.Code + ")" }
+
+// GetStatus returns the HTTP status (huma asks for it).
+func (p *Problem) GetStatus() int { return p.Status }
+
+// ProblemOf renders any error; unknown ones as internal_error. ProblemOf(nil) is nil.
+func ProblemOf(err error) *Problem {
+	e := errs.Of(err)
+	if e == nil {
+		return nil
+	}
+	row := errs.Lookup(e.Code)
+	p := &Problem{
+		Status: row.HTTP, Code: string(e.Code), Class: string(row.Class), Phase: e.Phase, Message: e.Message, Hint: row.Hint,
+		Node: e.Node, Sandbox: e.Sandbox, Retryable: e.Retryable, Infra: e.Infra, RetryAfterMS: e.RetryAfter.Milliseconds(), Details: e.Details,
+	}
+	if e.Cause != nil {
+		p.Cause = e.Cause.Error()
+	}
+	return p
+}
+
+// Err turns p back into the typed error. A nil p gives nil.
+func (p *Problem) Err() error {
+	if p == nil {
+		return nil
+	}
+	e := &errs.Error{
+		Code: errs.Code(p.Code), Phase: p.Phase, Message: p.Message, Node: p.Node, Sandbox: p.Sandbox, Retryable: p.Retryable, Infra: p.Infra,
+		RetryAfter: time.Duration(p.RetryAfterMS) * time.Millisecond, Details: p.Details,
+	}
+	if p.Cause != "" {
+		e.Cause = remoteCause(p.Cause)
+	}
+	return e
+}
+
+type remoteCause string
+
+func (c remoteCause) Error() string { return string(c) }
+
+// EdgeCreate is what the apiserver asks an edge for: a spec with everything resolved.
+// It travels in aether/msg.Document.
+type EdgeCreate struct {
+	ID             string `json:"id"` // names the edge and its epoch
+	IdempotencyKey string `json:"idempotency_key,omitempty"`
+	Spec           Spec   `json:"spec"`
+	Image          *Image `json:"image,omitempty"`
+}
+
+// EdgeEvent is one line of an edge's watch stream. Reset says that what the edge
+// said before no longer counts: Sandboxes then holds all it has.
+type EdgeEvent struct {
+	Seq       uint64    `json:"seq"`
+	Reset     bool      `json:"reset,omitempty"`
+	Sandboxes []Sandbox `json:"sandboxes,omitempty"`
+	Removed   []string  `json:"removed,omitempty"`
+	Node      *Node     `json:"node,omitempty"` // present when load or capacity changed
+}

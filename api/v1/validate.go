@@ -1,0 +1,103 @@
+package v1
+
+import (
+	"fmt"
+	"strings"
+
+	"dsec/api/v1/errs"
+)
+
+// Defaults and limits of a Spec.
+const (
+	DefaultCPUMillis   = 1000
+	DefaultMemoryBytes = 512 << 20
+	DefaultPIDs        = 1024
+	// MinMemoryBytes is what a guest and a small command need to start; below it a
+	// sandbox would only die of OOM.
+	MinMemoryBytes = 16 << 20
+	MinPIDs        = 16
+	maxEnvBytes    = 256 << 10
+	maxLabels      = 64
+)
+
+// SetDefaults fills what is zero.
+func (s *Spec) SetDefaults() {
+	if s.Backend == "" {
+		s.Backend = BackendContainer
+	}
+	if s.CPUMillis == 0 {
+		s.CPUMillis = DefaultCPUMillis
+	}
+	if s.MemoryBytes == 0 {
+		s.MemoryBytes = DefaultMemoryBytes
+	}
+	if s.PIDs == 0 {
+		s.PIDs = DefaultPIDs
+	}
+}
+
+// Validate checks a spec after SetDefaults. Errors are of class Invalid and name the field.
+func (s *Spec) Validate() error {
+	bad := func(field, format string, args ...any) error {
+		return errs.New(errs.BadSpec, "spec.validate", field+": "+fmt.Sprintf(format, args...)).With("field", field)
+	}
+	switch s.Backend {
+	case BackendContainer, BackendHollow:
+	case BackendMicroVM, BackendFullVM, BackendFnCall:
+		return errs.New(errs.UnknownBackend, "spec.validate", fmt.Sprintf("backend %q is not part of this version", s.Backend)).With("field", "backend")
+	default:
+		return errs.New(errs.UnknownBackend, "spec.validate", fmt.Sprintf("unknown backend %q; known: container, hollow", s.Backend)).With("field", "backend")
+	}
+	if s.Image == "" && s.Backend != BackendHollow {
+		return bad("image", "is required")
+	}
+	if s.MemoryBytes < MinMemoryBytes {
+		return bad("memory_bytes", "%d is below the %d that a sandbox needs to start", s.MemoryBytes, int64(MinMemoryBytes))
+	}
+	if s.CPUMillis < 10 {
+		return bad("cpu_millis", "%d is below the minimum of 10", s.CPUMillis)
+	}
+	if s.PIDs < MinPIDs {
+		return bad("pids", "%d is below the %d that a sandbox needs to start", s.PIDs, int64(MinPIDs))
+	}
+	if s.WorkDir != "" && !strings.HasPrefix(s.WorkDir, "/") {
+		return bad("work_dir", "%q is not absolute", s.WorkDir)
+	}
+	if s.MaxTTL < 0 {
+		return bad("max_ttl_s", "must not be negative")
+	}
+	if !validHostname(s.Hostname) {
+		return bad("hostname", "%q is not a host name (letters, digits, '-', at most 63)", s.Hostname)
+	}
+	total := 0
+	for k, v := range s.Env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
+			return bad("env", "%q is not a usable variable", k)
+		}
+		total += len(k) + len(v)
+	}
+	if total > maxEnvBytes {
+		return bad("env", "%d bytes; at most %d", total, maxEnvBytes)
+	}
+	if len(s.Labels) > maxLabels {
+		return bad("labels", "%d; at most %d", len(s.Labels), maxLabels)
+	}
+	for k, v := range s.Labels {
+		if k == "" || len(k) > 63 || len(v) > 255 || strings.ContainsAny(k, "=,") {
+			return bad("labels", "%q=%q: keys have 1-63 characters without '=' and ',', values at most 255", k, v)
+		}
+	}
+	return nil
+}
+
+func validHostname(h string) bool {
+	if len(h) > 63 || strings.HasPrefix(h, "-") || strings.HasSuffix(h, "-") {
+		return false
+	}
+	for _, c := range h {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,91 @@
+// Package backend holds the contract of what runs sandboxes. Its implementations are
+// the packages beside it; backendtest is the one conformance suite that all pass.
+//
+// It must not know of HTTP, Aether methods or the control plane: an edge drives it.
+package backend
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"time"
+
+	v1 "dsec/api/v1"
+)
+
+// Spec is one sandbox to run, with everything resolved.
+type Spec struct {
+	ID         string
+	Generation uint64 // of the create; a name may never be reused by another generation
+	Sandbox    v1.Spec
+	Image      *v1.Image // nil for backends that need none
+	// Token is what the guest's channel is authenticated with.
+	Token string
+}
+
+// Backend runs sandboxes of one kind on this node.
+//
+// Every resource it takes has a name derived from the sandbox id, so that Delete and
+// List need no memory of what was made. All methods may be called at any time from
+// several goroutines; calls for one id are serialised by the caller.
+type Backend interface {
+	Kind() v1.Backend
+
+	// Check says whether this node can run this backend at all, by trying. The error
+	// tells what is missing and how to get it.
+	Check(ctx context.Context) error
+
+	// Create makes and starts the sandbox that spec describes and returns once its
+	// guest answers. It is idempotent for one (id, generation): a second call finds
+	// what the first made. On error nothing of the sandbox is left (the audit checks).
+	// report is told how long each step took.
+	// Errors: errs.BadSpec, errs.NodeFull, errs.ImageNotFound, errs.ImageCorrupt,
+	// errs.DiskFull; anything else is errs.InternalError, retryable elsewhere.
+	Create(ctx context.Context, spec Spec, report StepReport) (Instance, error)
+
+	// Adopt finds a sandbox that an earlier process of this edge created, by the handle
+	// it left. errs.SandboxLost: it does not run any more; Delete then cleans up.
+	Adopt(ctx context.Context, spec Spec, handle json.RawMessage) (Instance, error)
+
+	// Delete ends the sandbox and removes all that its id names, whatever state it is
+	// in, also if Create never finished or an edge died half-way. Deleting what does
+	// not exist succeeds.
+	Delete(ctx context.Context, id string) error
+
+	// List returns the ids of all sandboxes of which anything is left on this node.
+	List(ctx context.Context) ([]string, error)
+
+	// Audit counts what the backend holds on this node, by kind of resource, for the
+	// leak audit: names follow [Resource].
+	Audit(ctx context.Context) ([]Resource, error)
+
+	// Close releases what the process holds; sandboxes keep running.
+	Close() error
+}
+
+// Instance is one running sandbox.
+type Instance interface {
+	ID() string
+
+	// Handle is what Adopt needs, to be kept in the sandbox's record.
+	Handle() json.RawMessage
+
+	// DialGuest connects to the guest's channel.
+	DialGuest(ctx context.Context) (net.Conn, error)
+
+	// Done is closed when the sandbox has ended by itself (its guest died).
+	Done() <-chan struct{}
+
+	// Usage reads the sandbox's resource counters.
+	Usage(ctx context.Context) (v1.Usage, error)
+}
+
+// StepReport is told the name and duration of each finished step.
+type StepReport func(step string, took time.Duration)
+
+// Resource is one kernel or disk object that belongs to a sandbox.
+type Resource struct {
+	Kind    string `json:"kind"`    // process, cgroup, mount, directory, socket …
+	Name    string `json:"name"`    // path, pid or number
+	Sandbox string `json:"sandbox"` // owner; empty: shared by the node
+}

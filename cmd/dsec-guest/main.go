@@ -70,7 +70,9 @@ func run() error {
 	})
 	server := aether.NewServer(aether.ServerConfig{
 		Handlers: g.Handlers(), Node: os.Getenv("DSEC_GUEST_NODE"), Generation: generation,
-		Log: func(event string, err error) { os.Stderr.WriteString("dsec-guest: " + event + ": " + err.Error() + "\n") },
+		Log: func(event string, err error) {
+			os.Stderr.WriteString("dsec-guest: " + event + ": " + err.Error() + "\n")
+		},
 	})
 	return server.Serve(context.Background(), l)
 }

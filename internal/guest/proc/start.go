@@ -85,7 +85,7 @@ const (
 
 // Start starts a process. A command that does not exist or cannot be executed is not an
 // error: the process that is returned has ended, with the reason in its Exit and its
-// stderr log. Errors: errs.UserNotFound, errs.CwdNotFound, errs.TagInUse,
+// stderr log. The caller must Release the process. Errors: errs.UserNotFound, errs.CwdNotFound, errs.TagInUse,
 // errs.BadRequest, errs.PermissionDenied, errs.InternalError.
 func (t *Table) Start(spec Spec) (*Process, error) {
 	if err := checkSpec(&spec); err != nil {

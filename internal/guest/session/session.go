@@ -201,6 +201,7 @@ func (s *Session) Close() {
 	s.Proc.KillAll()
 	s.feed.close()
 	s.status.Close()
+	s.Proc.Release()
 }
 
 // command is one run.

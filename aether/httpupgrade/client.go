@@ -30,6 +30,12 @@ func Dial(ctx context.Context, rawURL string, header http.Header, tlsConfig *tls
 	if err != nil {
 		return nil, errs.Wrap(errs.EdgeUnreachable, phase, "connect to "+u.Host, err)
 	}
+	return Client(ctx, conn, u, header)
+}
+
+// Client upgrades a connection that the caller has made, such as one to a Unix socket.
+// On error conn is closed.
+func Client(ctx context.Context, conn net.Conn, u *url.URL, header http.Header) (net.Conn, error) {
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	up, err := request(conn, u, header)
 	if !stop() && err == nil {

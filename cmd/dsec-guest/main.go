@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"runtime/debug"
@@ -10,10 +11,11 @@ import (
 	"syscall"
 
 	"dsec/aether"
+	"dsec/aether/msg"
 	"dsec/internal/guest/boot"
 	"dsec/internal/guest/file"
 	"dsec/internal/guest/proc"
-	"dsec/internal/guest/serve"
+	guest "dsec/internal/guest/serve"
 	"dsec/internal/guest/session"
 	"dsec/internal/guest/user"
 )
@@ -28,6 +30,15 @@ func main() {
 	}
 }
 
+// oomScore of the sandbox's programs: the kernel prefers to kill them rather than PID 1.
+const oomScore = 300
+
+// Descriptors that a container's guest is started with (internal/backend/container).
+const (
+	channelFD  = 3
+	listenerFD = 4
+)
+
 func run() error {
 	debug.SetGCPercent(50)
 	if os.Getpid() == 1 {
@@ -38,43 +49,91 @@ func run() error {
 	if err := boot.KeepDescriptors(); err != nil {
 		return err
 	}
-	if err := boot.Prepare(); err != nil {
-		return err
+	if len(os.Args) == 2 && os.Args[1] == "--container" {
+		return runContainer()
 	}
-	l, err := listener(os.Args[1:])
+	if len(os.Args) == 3 && os.Args[1] == "--listen" {
+		return runProcess(os.Args[2])
+	}
+	return errors.New("usage: dsec-guest --container | --listen PATH")
+}
+
+// runContainer serves as PID 1: on the channel that it was started with, and for
+// later edges on the listener.
+func runContainer() error {
+	cfg, err := boot.Container(channelFD)
 	if err != nil {
 		return err
 	}
-	users := user.NewDatabase("")
-	oom, err := number("DSEC_GUEST_OOM_SCORE")
+	server, err := newServer(cfg)
 	if err != nil {
 		return err
 	}
-	if oom == 0 {
-		oom = 300
+	channel := os.NewFile(channelFD, "channel")
+	conn, err := net.FileConn(channel)
+	channel.Close() // FileConn has its own
+	if err != nil {
+		return err
+	}
+	go serveFirst(server, conn)
+	return serve(server, listenerFD)
+}
+
+func serveFirst(server *aether.Server, conn net.Conn) {
+	if err := server.ServeConn(context.Background(), conn); err != nil {
+		logEvent("first connection", err)
+	}
+}
+
+// runProcess serves as an ordinary process, for tests; its environment stands for what
+// an edge would say.
+func runProcess(path string) error {
+	fd, err := listen(path)
+	if err != nil {
+		return err
 	}
 	generation, err := number("DSEC_GUEST_GENERATION")
 	if err != nil {
 		return err
 	}
-	defUser, cwd := os.Getenv("DSEC_GUEST_USER"), os.Getenv("DSEC_GUEST_CWD")
-	procs, err := proc.NewTable(proc.Config{
-		User: defUser, Cwd: cwd, Env: programEnv(os.Environ()), Users: users, OOMScore: int(oom),
-	}, proc.NewReaper())
+	server, err := newServer(&msg.BootConfig{
+		Sandbox: os.Getenv("DSEC_GUEST_NODE"), Generation: generation, User: os.Getenv("DSEC_GUEST_USER"), Cwd: os.Getenv("DSEC_GUEST_CWD"),
+		Env: programEnv(os.Environ()),
+	})
 	if err != nil {
 		return err
 	}
-	g := serve.New(serve.Config{
-		Procs: procs, Sessions: session.NewTable(procs), Files: &file.FS{Users: users, User: defUser, Cwd: cwd},
-		Version: version, User: defUser, Cwd: cwd,
-	})
-	server := aether.NewServer(aether.ServerConfig{
-		Handlers: g.Handlers(), Node: os.Getenv("DSEC_GUEST_NODE"), Generation: generation,
-		Log: func(event string, err error) {
-			os.Stderr.WriteString("dsec-guest: " + event + ": " + err.Error() + "\n")
-		},
-	})
+	return serve(server, fd)
+}
+
+func serve(server *aether.Server, fd int) error {
+	f := os.NewFile(uintptr(fd), "listener")
+	l, err := net.FileListener(f)
+	f.Close() // FileListener has its own
+	if err != nil {
+		return err
+	}
 	return server.Serve(context.Background(), l)
+}
+
+func newServer(cfg *msg.BootConfig) (*aether.Server, error) {
+	users := user.NewDatabase("")
+	procs, err := proc.NewTable(proc.Config{User: cfg.User, Cwd: cfg.Cwd, Env: cfg.Env, Users: users, OOMScore: oomScore}, proc.NewReaper())
+	if err != nil {
+		return nil, err
+	}
+	g := guest.New(guest.Config{
+		Procs: procs, Sessions: session.NewTable(procs), Files: &file.FS{Users: users, User: cfg.User, Cwd: cfg.Cwd},
+		Version: version, User: cfg.User, Cwd: cfg.Cwd,
+	})
+	return aether.NewServer(aether.ServerConfig{
+		Handlers: g.Handlers(), Node: cfg.Sandbox, Generation: cfg.Generation, KeepAlive: -1, // the edge is on this machine: its death closes the socket
+		Log: logEvent,
+	}), nil
+}
+
+func logEvent(event string, err error) {
+	os.Stderr.WriteString("dsec-guest: " + event + ": " + err.Error() + "\n")
 }
 
 // programEnv returns the variables that the sandbox's programs get.
@@ -105,27 +164,6 @@ func number(name string) (uint64, error) {
 }
 
 // listener takes the socket that the edge made, or makes one for "--listen PATH".
-func listener(args []string) (net.Listener, error) {
-	var fd int
-	if len(args) == 2 && args[0] == "--listen" {
-		var err error
-		if fd, err = listen(args[1]); err != nil {
-			return nil, err
-		}
-	} else {
-		n, err := number("DSEC_GUEST_LISTEN_FD")
-		if err != nil {
-			return nil, err
-		}
-		if fd = int(n); fd < 3 {
-			return nil, os.NewSyscallError("DSEC_GUEST_LISTEN_FD", syscall.EBADF)
-		}
-	}
-	f := os.NewFile(uintptr(fd), "listener")
-	defer f.Close() // FileListener has its own
-	return net.FileListener(f)
-}
-
 func listen(path string) (int, error) {
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {

@@ -23,7 +23,8 @@ type Layers interface {
 
 // Config of a Backend.
 type Config struct {
-	Dir        string // owned by this backend; on the file system that sandboxes write to
+	Dir        string // owned by this backend
+	Writable   string // where sandboxes' own layers are; see package scratch
 	Guest      []byte // the guest binary
 	CgroupRoot string // /sys/fs/cgroup
 	CgroupName string // parent group for all sandboxes of this node, unique on the host
@@ -34,7 +35,8 @@ type Config struct {
 // Backend implements backend.Backend.
 type Backend struct {
 	cfg     Config
-	dir     *os.File // Config.Dir/sandboxes
+	dir     *os.File // Config.Writable/sandboxes
+	log     *os.File // what all guests write to their standard error: only panics
 	cgroups *cgroup.Hierarchy
 	guest   int // the guest binary, O_PATH
 	null    int
@@ -59,15 +61,20 @@ func New(cfg Config) (*Backend, error) {
 }
 
 func (b *Backend) prepare() error {
-	sandboxes := filepath.Join(b.cfg.Dir, "sandboxes")
-	if err := os.MkdirAll(sandboxes, 0o700); err != nil {
-		return err
+	sandboxes := filepath.Join(b.cfg.Writable, "sandboxes")
+	for _, d := range []string{b.cfg.Dir, sandboxes} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return err
+		}
 	}
 	var err error
+	if b.log, err = os.OpenFile(filepath.Join(b.cfg.Dir, "guests.log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600); err != nil {
+		return err
+	}
 	if b.dir, err = os.Open(sandboxes); err != nil {
 		return err
 	}
-	if b.cgroups, err = cgroup.Detect(b.cfg.CgroupRoot, "/proc/self/cgroup", b.cfg.CgroupName); err != nil {
+	if b.cgroups, err = cgroup.Open(filepath.Join(b.cfg.Dir, "cgroups.json"), b.cfg.CgroupRoot, "/proc/self/cgroup", b.cfg.CgroupName); err != nil {
 		return err
 	}
 	if b.guest, err = installGuest(b.cfg.Dir, b.cfg.Guest); err != nil {
@@ -88,7 +95,7 @@ func (b *Backend) prepare() error {
 // /proc entries, not even as root of the user namespace that it runs in (kernel:
 // would_dump). So nothing in a sandbox can reach PID 1's memory or descriptors.
 func installGuest(dir string, binary []byte) (int, error) {
-	path := filepath.Join(dir, "guest")
+	path := filepath.Join(dir, "dsec-guest") // also the name that ps shows
 	tmp := path + ".new"
 	if err := os.WriteFile(tmp, binary, 0o711); err != nil {
 		return -1, fmt.Errorf("install guest: %w", err)
@@ -105,10 +112,16 @@ func installGuest(dir string, binary []byte) (int, error) {
 // Kind implements backend.Backend.
 func (b *Backend) Kind() v1.Backend { return v1.BackendContainer }
 
+// Withdraw removes what the node holds for containers beyond single sandboxes, of which
+// none may be left. The backend is of no use after it.
+func (b *Backend) Withdraw() error { return b.cgroups.RemoveAll() }
+
 // Close implements backend.Backend.
 func (b *Backend) Close() error {
-	if b.dir != nil {
-		b.dir.Close()
+	for _, f := range []*os.File{b.dir, b.log} {
+		if f != nil {
+			f.Close()
+		}
 	}
 	for _, fd := range []int{b.guest, b.null, b.dev} {
 		if fd >= 0 {

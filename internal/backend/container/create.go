@@ -6,10 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
+	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -225,11 +224,7 @@ func (c *creation) clone(context.Context) error {
 		return fmt.Errorf("guest socket: %w", err)
 	}
 	defer unix.Close(listener)
-	log, err := unix.Openat(c.dir, "guest.log", unix.O_CREAT|unix.O_APPEND|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return fmt.Errorf("guest log: %w", err)
-	}
-	defer unix.Close(log)
+	log := int(c.b.log.Fd())
 	group, err := c.b.cgroups.Open(c.spec.ID)
 	if err != nil {
 		return err
@@ -430,10 +425,10 @@ func (c *creation) awaitGuest(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("the guest did not answer within %v%s", bootTime, c.b.guestLog(c.spec.ID))
+		return fmt.Errorf("the guest did not answer within %v%s", bootTime, c.b.guestLog())
 	case err != nil: // it died: of a failed call before its exec, or in its start
 		c.instance.reap()
-		return errors.Join(fmt.Errorf("the guest died%s", c.b.guestLog(c.spec.ID)), c.child.Err())
+		return errors.Join(fmt.Errorf("the guest died%s", c.b.guestLog()), c.child.Err())
 	case n == 1 && answer[0] != 0:
 		n, _ = c.channel.Read(answer)
 		return fmt.Errorf("the guest could not set up: %s", answer[:n])
@@ -451,22 +446,19 @@ func (c *creation) awaitGuest(ctx context.Context) error {
 	return nil
 }
 
-// guestLog returns the end of what the guest wrote to its log, for an error's text.
-func (b *Backend) guestLog(id string) string {
-	data, err := os.ReadFile(filepath.Join(b.dir.Name(), id, "guest.log"))
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return ""
-		}
-		return ": " + err.Error()
-	}
-	if len(data) > 2000 {
-		data = data[len(data)-2000:]
-	}
-	if len(data) == 0 {
+// guestLog returns the end of what guests wrote to their log, for an error's text.
+func (b *Backend) guestLog() string {
+	const most = 2000
+	st, err := b.log.Stat()
+	if err != nil || st.Size() == 0 {
 		return ""
 	}
-	return "; its log ends: " + strings.TrimSpace(string(data))
+	data := make([]byte, min(most, st.Size()))
+	n, err := b.log.ReadAt(data, st.Size()-int64(len(data)))
+	if err != nil && err != io.EOF {
+		return ""
+	}
+	return "; the guests' log " + b.log.Name() + " ends: " + strings.TrimSpace(string(data[:n]))
 }
 
 // handle is what Adopt needs to find a container again.

@@ -47,14 +47,7 @@ func watch(b *Backend, id string, h handle, pidfd int) *instance {
 	go func() {
 		raw, err := i.pidfd.SyscallConn()
 		if err == nil {
-			polled := false
-			err = raw.Read(func(uintptr) bool { // called at once, then when the descriptor is readable: the process ended
-				if polled {
-					return true
-				}
-				polled = true
-				return i.ended()
-			})
+			err = raw.Read(func(fd uintptr) bool { return readable(int(fd)) }) // asked at once, then after each event
 		}
 		if err != nil { // closed: this process lets go of the sandbox
 			return
@@ -65,9 +58,11 @@ func watch(b *Backend, id string, h handle, pidfd int) *instance {
 	return i
 }
 
-// ended tells whether the process is dead by now.
-func (i *instance) ended() bool {
-	return unix.PidfdSendSignal(int(i.pidfd.Fd()), 0, nil, 0) == unix.ESRCH
+// readable tells whether a pidfd's process has ended, reaped or not.
+func readable(pidfd int) bool {
+	p := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n == 1
 }
 
 // reap collects the exit status if the process is our child; an adopted one is init's.

@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -42,6 +43,47 @@ var v1Controllers = []string{"memory", "cpu", "cpuacct", "pids"}
 
 // cpuPeriod of the CPU quota, the kernel's default.
 const cpuPeriod = 100_000 // microseconds
+
+// Open returns the hierarchy that an earlier process chose and wrote to file, if it still
+// exists, and otherwise detects one and writes it there: a node that is restarted
+// from another place of the cgroup tree must find its groups again.
+func Open(file, root, self, name string) (*Hierarchy, error) {
+	var saved struct {
+		V2   bool              `json:"v2"`
+		Dirs map[string]string `json:"dirs"`
+	}
+	if data, err := os.ReadFile(file); err == nil && json.Unmarshal(data, &saved) == nil && len(saved.Dirs) > 0 {
+		usable := true
+		for _, d := range saved.Dirs {
+			_, err := os.Stat(filepath.Join(d, "cgroup.procs"))
+			usable = usable && err == nil
+		}
+		if usable {
+			return &Hierarchy{v2: saved.V2, dirs: saved.Dirs}, nil
+		}
+	}
+	h, err := Detect(root, self, name)
+	if err != nil {
+		return nil, err
+	}
+	saved.V2, saved.Dirs = h.v2, h.dirs
+	data, err := json.Marshal(saved)
+	if err != nil {
+		return nil, err
+	}
+	return h, os.WriteFile(file, data, 0o600)
+}
+
+// RemoveAll deletes the parent groups, which must have no groups left in them.
+func (h *Hierarchy) RemoveAll() error {
+	var errs []error
+	for _, d := range h.dirs {
+		if err := unix.Rmdir(d); err != nil && err != unix.ENOENT {
+			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", d, err))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // Detect finds the host's controllers under root (/sys/fs/cgroup) and makes the parent
 // group name in each: below our own group with v1 (whose limits then hold for all

@@ -68,7 +68,9 @@ type Log struct {
 	readers map[*Reader]struct{}
 	blocked bool          // a writer waits for a reader to move
 	ended   bool          // the process has exited and its pipes were drained
-	discard bool          // nobody can read it any more: keep nothing
+	held    bool          // who started the process has not yet looked at it
+	doomed  bool          // its process is forgotten: keep nothing when nobody reads it
+	discard bool          // keep nothing
 	room    chan struct{} // closed when writers may try again; nil: nobody waits
 	stall   time.Duration // after which a reader that does not move is treated as absent
 
@@ -77,7 +79,7 @@ type Log struct {
 }
 
 func newLog(limit, spillLimit int64, spillDir string, stall time.Duration, now func() time.Time) *Log {
-	l := &Log{stall: stall, now: now}
+	l := &Log{stall: stall, now: now, held: true}
 	switch {
 	case limit == 0:
 		l.limit = DefaultLimit
@@ -250,7 +252,7 @@ func (l *Log) makeRoom(size int, force bool) bool {
 			if slot := l.spill.take(); slot >= 0 {
 				if l.spill.write(slot, c.buf[:c.n]) == nil {
 					c.slot = slot
-					l.release(s, c)
+					l.giveUp(s, c)
 					continue
 				}
 				// The disk is full or broken: the bytes are dropped instead.
@@ -284,8 +286,8 @@ func (l *Log) needed(k Kind, c *chunk) bool {
 	return false
 }
 
-// release gives up c's memory; a reader that holds a slice of it keeps it alive.
-func (l *Log) release(s *stream, c *chunk) {
+// giveUp frees c's memory; a reader that holds a slice of it keeps it alive.
+func (l *Log) giveUp(s *stream, c *chunk) {
 	s.mem -= len(c.buf)
 	if c.pins == 0 && len(c.buf) == maxChunk && len(l.free) < 4 && !l.ended {
 		l.free = append(l.free, &chunk{buf: c.buf})
@@ -301,7 +303,7 @@ func (l *Log) dropFirst(s *stream) {
 		l.spill.put(c.slot)
 		return
 	}
-	l.release(s, c)
+	l.giveUp(s, c)
 }
 
 // waitRoom blocks until a reader moved, or the slowest one counts as stalled.
@@ -353,10 +355,19 @@ func (l *Log) trim() {
 	l.free = nil
 }
 
-// Discard drops everything, and what will still be written.
+// Discard drops everything, and what will still be written, once nobody reads it.
 func (l *Log) Discard() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.doomed = true
+	l.discardUnused()
+}
+
+// discardUnused does what Discard asked for, if it can be done now. l.mu is held.
+func (l *Log) discardUnused() {
+	if !l.doomed || l.held || l.discard || len(l.readers) > 0 {
+		return
+	}
 	l.discard = true
 	l.free = nil
 	for i := range l.streams {
@@ -368,6 +379,14 @@ func (l *Log) Discard() {
 		l.spill.close()
 	}
 	l.unblock()
+}
+
+// release ends the hold that a log begins with.
+func (l *Log) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held = false
+	l.discardUnused()
 }
 
 // readFD reads once.

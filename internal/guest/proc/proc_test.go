@@ -80,6 +80,7 @@ func output(t testing.TB, p *Process) (stdout, stderr string) {
 	t.Helper()
 	r := p.Log.Read(From{})
 	defer r.Close()
+	p.Release()
 	var out [kinds]bytes.Buffer
 	for {
 		piece, err := r.Next(t.Context())

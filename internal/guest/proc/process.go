@@ -211,6 +211,10 @@ func (p *Process) Resize(size Size) error {
 	return errs.Wrap(errs.InternalError, "guest.resize", "resize the terminal", setSize(src.fd, size))
 }
 
+// Release says that whoever started the process has seen what it needs of it. Until then
+// its output is kept however many processes end meanwhile.
+func (p *Process) Release() { p.Log.release() }
+
 // Drain moves what the process has written so far into its log.
 func (p *Process) Drain() {
 	for _, s := range p.sources {

@@ -161,6 +161,7 @@ func (r *Reader) Close() {
 	defer l.mu.Unlock()
 	r.unpin()
 	delete(l.readers, r)
+	l.discardUnused()
 	l.unblock()
 }
 

@@ -22,6 +22,7 @@ type Size struct{ Cols, Rows uint16 }
 // Spec says what to start and how.
 type Spec struct {
 	Cmd         string
+	Name        string   // argv[0]; empty: Cmd
 	Args        []string // without argv[0]
 	Env         map[string]string
 	Cwd         string // empty: the table's
@@ -84,7 +85,7 @@ const (
 
 // Start starts a process. A command that does not exist or cannot be executed is not an
 // error: the process that is returned has ended, with the reason in its Exit and its
-// stderr log. Errors: errs.UserNotFound, errs.CwdNotFound, errs.TagInUse,
+// stderr log. The caller must Release the process. Errors: errs.UserNotFound, errs.CwdNotFound, errs.TagInUse,
 // errs.BadRequest, errs.PermissionDenied, errs.InternalError.
 func (t *Table) Start(spec Spec) (*Process, error) {
 	if err := checkSpec(&spec); err != nil {
@@ -226,7 +227,11 @@ func (p *Process) spawn(path, cwd string, env []string) (missing *errs.Error, er
 		io.closeAll()
 		return nil, errs.Wrap(errs.InternalError, "guest.start", "make the process's descriptors", err)
 	}
-	argv := append([]string{p.Spec.Cmd}, p.Spec.Args...)
+	name := p.Spec.Name
+	if name == "" {
+		name = p.Spec.Cmd
+	}
+	argv := append([]string{name}, p.Spec.Args...)
 	attr := &syscall.ProcAttr{Dir: cwd, Env: env, Files: io.child, Sys: &syscall.SysProcAttr{Setsid: true}}
 	if syscall.Geteuid() == 0 {
 		attr.Sys.Credential = &syscall.Credential{Uid: p.User.UID, Gid: p.User.GID, Groups: p.User.Groups}

@@ -88,6 +88,7 @@ func (g *Guest) processExec(ctx context.Context, _ *aether.Stream, r *msg.ExecRe
 	if err != nil {
 		return nil, err
 	}
+	defer p.Release()
 	if sp.Stdin && p.Pid != 0 {
 		if sp.PTY != nil {
 			go p.Write(ctx, r.Stdin)
@@ -151,6 +152,7 @@ func (g *Guest) processStart(ctx context.Context, s *aether.Stream) (aether.Mess
 	if err != nil {
 		return nil, err
 	}
+	defer p.Release()
 	reader := p.Log.Read(proc.From{})
 	defer reader.Close()
 	err = s.SendMessage(ctx, &msg.ProcessStarted{Pid: uint32(p.Pid), Tag: sp.Tag, StartedUnixMs: uint64(p.Started.UnixMilli())})

@@ -28,7 +28,7 @@ type Session struct {
 	Opened time.Time
 	Proc   *proc.Process
 
-	script  *os.File
+	feed    *feed
 	status  *os.File
 	reader  *proc.Reader
 	results chan result
@@ -55,30 +55,33 @@ type Result struct {
 // start makes the shell and waits until it reads its script.
 func start(ctx context.Context, tab *proc.Table, id, shell string, spec proc.Spec, prefix string, null int) (*Session, error) {
 	s := &Session{ID: id, Shell: shell, results: make(chan result, 1), prefix: prefix}
-	var in, out [2]int
-	if err := syscall.Pipe2(in[:], syscall.O_CLOEXEC); err != nil {
-		return nil, errs.Wrap(errs.InternalError, phase, "make the shell's script pipe", err)
+	name := shell[strings.LastIndexByte(shell, '/')+1:]
+	feed, stdin, text, err := newFeed(name == "bash")
+	if err != nil {
+		return nil, err
 	}
+	s.feed = feed
+	var out [2]int
 	if err := syscall.Pipe2(out[:], syscall.O_CLOEXEC); err != nil {
-		syscall.Close(in[0])
-		syscall.Close(in[1])
+		syscall.Close(stdin)
+		s.feed.close()
 		return nil, errs.Wrap(errs.InternalError, phase, "make the shell's status pipe", err)
 	}
-	syscall.SetNonblock(in[1], true)
 	syscall.SetNonblock(out[0], true)
-	s.script, s.status = os.NewFile(uintptr(in[1]), "script"), os.NewFile(uintptr(out[0]), "status")
+	s.status = os.NewFile(uintptr(out[0]), "status")
 
-	spec.Cmd, spec.Session, spec.Input = shell, id, in[0]
-	spec.Inherit = []int{-1, -1, -1, -1, -1, null, out[1]} // 3 to 9
+	spec.Cmd, spec.Session, spec.Input = shell, id, stdin
+	spec.Name = name                                         // how it signs its messages
+	spec.Inherit = []int{-1, -1, -1, -1, text, null, out[1]} // 3 to 9: see script.go
 	p, err := tab.Start(spec)
-	syscall.Close(in[0])
+	syscall.Close(stdin)
 	syscall.Close(out[1])
 	if err == nil && p.Pid == 0 {
 		e, _ := p.Exit()
 		err = errs.New(errs.NotSupported, phase, "the shell cannot be started: "+e.Error)
 	}
 	if err != nil {
-		s.script.Close()
+		s.feed.close()
 		s.status.Close()
 		return nil, err
 	}
@@ -89,8 +92,9 @@ func start(ctx context.Context, tab *proc.Table, id, shell string, spec proc.Spe
 	defer cancel()
 	r, err := s.Run(ctx, ":", 0, func(proc.Piece) error { return nil })
 	s.commands = 0
-	if err == nil && r.Ended {
-		err = errs.New(errs.NotSupported, phase, shell+" ended at once with exit code "+strconv.Itoa(r.Code)+"; it is not a POSIX shell?")
+	if err == nil && r.Ended || errors.Is(err, errs.SessionEnded) {
+		e, _ := s.Proc.Exit()
+		err = errs.New(errs.NotSupported, phase, shell+" ended at once with exit code "+strconv.Itoa(e.Code)+"; it is not a POSIX shell?")
 	}
 	if err != nil {
 		s.Close()
@@ -152,7 +156,10 @@ func (s *Session) Run(ctx context.Context, text string, timeout time.Duration, e
 		defer t.Stop()
 		c.timeout = t.C
 	}
-	if err := s.write(ctx, script(text, nonce), &c); err != nil {
+	if err := s.feed.give(ctx, s.feed.script(text, nonce)); err == errStuck {
+		s.Proc.KillAll() // it may have half a script, and cannot be used any more
+		return Result{}, errs.Wrap(errs.SessionEnded, phase, "the shell did not take the command", ctx.Err())
+	} else if err != nil {
 		return Result{}, err
 	}
 	return c.wait(ctx)
@@ -189,29 +196,12 @@ func (s *Session) State() (busy bool, commands uint64) {
 	return s.busy, s.commands
 }
 
-// write gives the script to the shell. A long one does not fit in the pipe: the shell
-// reads it while it is written, so that this only waits for a shell that is stuck.
-func (s *Session) write(ctx context.Context, text string, c *command) error {
-	stop := context.AfterFunc(ctx, func() { s.script.SetWriteDeadline(time.Unix(1, 0)) })
-	_, err := s.script.WriteString(text)
-	stop()
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		// Half a script was given: the shell cannot be used any more.
-		s.Proc.KillAll()
-		return ctx.Err()
-	}
-	// The shell has just ended; wait says how.
-	return nil
-}
-
 // Close ends the shell and all of its session.
 func (s *Session) Close() {
 	s.Proc.KillAll()
-	s.script.Close()
+	s.feed.close()
 	s.status.Close()
+	s.Proc.Release()
 }
 
 // command is one run.

@@ -1,13 +1,13 @@
 package imagetest
 
 import (
-	"crypto/sha256"
 	"fmt"
 	"io"
 	"os"
 	"sort"
 	"strings"
 
+	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,13 +31,14 @@ func DescribeFD(fd int) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open root: %w", err)
 	}
-	w := walker{first: map[[2]uint64]string{}}
+	w := walker{buf: make([]byte, 1<<20), first: map[[2]uint64]string{}}
 	err = w.dir(os.NewFile(uintptr(fd), "."), ".")
 	return w.lines, err
 }
 
 type walker struct {
 	lines []string
+	buf   []byte
 	first map[[2]uint64]string // (dev, ino) to its first path
 }
 
@@ -82,11 +83,11 @@ func (w *walker) entry(dir int, name, path string) error {
 		}
 		f := os.NewFile(uintptr(fd), name)
 		defer f.Close()
-		h := sha256.New()
-		if _, err := io.Copy(h, f); err != nil {
+		h := xxhash.New()
+		if _, err := io.CopyBuffer(h, struct{ io.Reader }{f}, w.buf); err != nil {
 			return fmt.Errorf("read %s: %w", path, err)
 		}
-		return w.add(path, &st, fd, fmt.Sprintf("sha=%x", h.Sum(nil)[:12]))
+		return w.add(path, &st, fd, fmt.Sprintf("hash=%x", h.Sum64()))
 	case unix.S_IFLNK:
 		buf := make([]byte, 8192)
 		n, err := unix.Readlinkat(dir, name, buf)

@@ -22,8 +22,7 @@ import (
 
 // Options of a build; the zero value is usable.
 type Options struct {
-	// TempDir holds the root file system while it is made (default: the
-	// system's). A tmpfs halves the time of a Debian image.
+	// TempDir holds the root file system while it is made (default: the system's).
 	TempDir string
 	// Progress is told one line at a time what happens, tools' output included.
 	Progress func(line string)
@@ -43,6 +42,9 @@ func Build(ctx context.Context, r *Recipe, out io.Writer, opts Options) error {
 		return layer.DiskError("make build directory", err)
 	}
 	defer os.RemoveAll(tmp)
+	if err := os.Chmod(tmp, 0o711); err != nil { // apt reads its lists as another user
+		return layer.DiskError("make build directory", err)
+	}
 	b := &builder{recipe: r, root: filepath.Join(tmp, "root"), tell: opts.Progress}
 	if err := os.Mkdir(b.root, 0o755); err != nil {
 		return layer.DiskError("make root directory", err)

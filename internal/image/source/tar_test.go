@@ -307,21 +307,23 @@ func TestParseACL(t *testing.T) {
 // with a typed error or a layer, never a panic or an untyped error.
 func FuzzStream(f *testing.F) {
 	good := makeTar(f, plain("a", "x"), tarEntry{tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "a"}, ""})
-	f.Add(good)
-	f.Add(gz(f, good))
-	f.Add(zst(f, good))
-	f.Add(dockerArchive(f, nil))
-	f.Add(ociTar(f, nil))
-	f.Fuzz(func(t *testing.T, p []byte) {
-		for _, format := range []Format{Auto, Docker, OCI} {
-			b := layer.NewBuilder(discard{}, layer.Options{MaxBytes: 1 << 20, MaxEntries: 1000})
-			_, err := Stream(t.Context(), bytes.NewReader(p), b, Options{Format: format, MaxBytes: 1 << 21, SpoolDir: t.TempDir()})
-			if err == nil {
-				_, err = b.Finish(io.Discard)
-			}
-			if err != nil && errs.Of(err).Code == errs.InternalError {
-				t.Errorf("%s: %v", format, err)
-			}
+	for i := range byte(3) {
+		f.Add(i, good)
+		f.Add(i, gz(f, good))
+		f.Add(i, zst(f, good))
+		f.Add(i, dockerArchive(f, nil))
+		f.Add(i, ociTar(f, nil))
+	}
+	spool := f.TempDir()
+	f.Fuzz(func(t *testing.T, format byte, p []byte) {
+		b := layer.NewBuilder(discard{}, layer.Options{MaxBytes: 1 << 20, MaxEntries: 1000})
+		opts := Options{Format: []Format{Auto, Docker, OCI}[format%3], MaxBytes: 1 << 21, SpoolDir: spool}
+		_, err := Stream(t.Context(), bytes.NewReader(p), b, opts)
+		if err == nil {
+			_, err = b.Finish(io.Discard)
+		}
+		if err != nil && errs.Of(err).Code == errs.InternalError {
+			t.Errorf("%s: %v", opts.Format, err)
 		}
 	})
 }

@@ -13,7 +13,9 @@ import (
 // Source reads from an edge.
 type Source interface {
 	// Watch calls each for every event of the edge's watch after sequence from (0: begin
-	// with a Reset) until ctx ends, the stream breaks or each fails.
+	// with a Reset) until ctx ends, the stream breaks or each fails. An edge must begin with
+	// a Reset when it does not know from; to be sure, its sequence never repeats a number
+	// after a restart.
 	Watch(ctx context.Context, node v1.Node, from uint64, each func(v1.EdgeEvent) error) error
 	// Images returns the images present on the edge.
 	Images(ctx context.Context, node v1.Node) ([]v1.Image, error)

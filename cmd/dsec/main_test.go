@@ -488,3 +488,39 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		}
 	}
 }
+
+func TestBench(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	type result struct {
+		Name   string
+		OK     int
+		Extra  map[string]float64
+		Target string
+	}
+	res := into[[]result](t, c.ok("bench", "create", "--image", "busybox", "--count", "4", "--parallel", "2", "--hold", "--json"))
+	if len(res) != 2 || res[0].OK != 4 || res[1].Name != "rm" || res[1].OK != 4 {
+		t.Errorf("%+v", res)
+	}
+	for _, args := range [][]string{
+		{"exec", "--sandboxes", "2", "--parallel", "2", "--count", "6"}, {"session", "--duration", "50ms"}, {"files", "--size", "1MiB", "--dir", "/tmp"},
+		{"stream", "--size", "2m", "--connections", "2"}, {"memory", "--count", "1", "--settle", "1ms"},
+	} {
+		if out := c.ok(append([]string{"bench", args[0], "--image", "busybox"}, args[1:]...)...); !strings.Contains(out, "p99 ms") || !strings.Contains(out, "host:") {
+			t.Errorf("%v: %s", args, out)
+		}
+	}
+	r := c.run("bench", "exec", "--image", "busybox", "--count", "2", "--peer", "docker", "--peer-socket", filepath.Join(t.TempDir(), "none"))
+	if r.code != 1 || !strings.Contains(r.err, "no Docker engine here") || !strings.Contains(r.out, "exec") {
+		t.Errorf("%+v", r)
+	}
+	c.s.Fail("process.exec", 1, errs.New(errs.GuestUnreachable, "route", "no guest"))
+	if r := c.run("bench", "create", "--image", "busybox", "--count", "2"); r.code != 1 || !strings.Contains(r.err, "1 of 2 operations failed") || !strings.Contains(r.out, "no guest") {
+		t.Errorf("%+v", r)
+	}
+	c.fails(2, "only docker", "bench", "exec", "--image", "x", "--peer", "podman")
+	c.fails(1, "were all set", "bench", "exec", "--image", "x", "--count", "3", "--duration", "1s")
+	if left := c.s.Sandboxes(); len(left) != 0 {
+		t.Errorf("bench left %v", left)
+	}
+}

@@ -519,7 +519,7 @@ func TestBench(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	c.fails(2, "only docker", "bench", "exec", "--image", "x", "--peer", "podman")
-	c.fails(1, "were all set", "bench", "exec", "--image", "x", "--count", "3", "--duration", "1s")
+	c.fails(2, "either --count or --duration", "bench", "exec", "--image", "x", "--count", "3", "--duration", "1s")
 	if left := c.s.Sandboxes(); len(left) != 0 {
 		t.Errorf("bench left %v", left)
 	}

@@ -350,10 +350,28 @@ func (l *Log) end() {
 	defer l.mu.Unlock()
 	l.ended = true
 	l.free = nil
+	for i := range l.streams {
+		l.streams[i].shrink()
+	}
 	for r := range l.readers {
 		r.wake()
 	}
 	l.unblock()
+}
+
+// shrink gives back what the last chunk has too much. A reader may hold the old buffer.
+func (s *stream) shrink() {
+	if len(s.chunks) == 0 {
+		return
+	}
+	c := s.chunks[len(s.chunks)-1]
+	if c.slot >= 0 || c.n > len(c.buf)/2 {
+		return
+	}
+	buf := make([]byte, c.n)
+	copy(buf, c.buf)
+	s.mem -= len(c.buf) - len(buf)
+	c.buf = buf
 }
 
 // trim gives back buffers that are only kept for speed.

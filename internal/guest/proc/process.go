@@ -69,6 +69,7 @@ func (p *Process) finish(ws syscall.WaitStatus, ru syscall.Rusage) {
 	e.StdoutBytes, e.StderrBytes = p.Log.Sizes()
 	p.mu.Lock()
 	p.exit, p.over = e, true
+	p.sources = nil
 	for _, t := range p.timers {
 		t.Stop()
 	}
@@ -202,7 +203,13 @@ func (p *Process) Resize(size Size) error {
 	if p.pty == nil {
 		return errs.New(errs.BadRequest, "guest.resize", "process "+strconv.Itoa(p.Pid)+" has no terminal")
 	}
-	src := p.sources[0]
+	p.mu.Lock()
+	sources := p.sources
+	p.mu.Unlock()
+	if sources == nil {
+		return p.gone("guest.resize")
+	}
+	src := sources[0]
 	src.mu.Lock()
 	defer src.mu.Unlock()
 	if src.closed {
@@ -217,7 +224,10 @@ func (p *Process) Release() { p.Log.release() }
 
 // Drain moves what the process has written so far into its log.
 func (p *Process) Drain() {
-	for _, s := range p.sources {
+	p.mu.Lock()
+	sources := p.sources
+	p.mu.Unlock()
+	for _, s := range sources {
 		s.drain(p.Spec.PTY != nil)
 	}
 }

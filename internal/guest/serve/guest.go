@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"runtime"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -107,6 +108,9 @@ func (g *Guest) portList(context.Context, *aether.Stream, *msg.Empty) (*msg.Port
 	return out, nil
 }
 
+// enough is the resident heap from which giving memory back pays.
+const enough = 1 << 20
+
 // idle is how long after the last operation memory is given back.
 const idle = 3 * time.Second
 
@@ -126,5 +130,11 @@ func (g *Guest) tidy() {
 	}
 	g.armed.Store(false)
 	g.Procs.Trim()
-	debug.FreeOSMemory()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	// The first collection costs some 300 KiB of its own that stay, so a guest that has
+	// done little is better left alone.
+	if m.HeapSys-m.HeapReleased > enough {
+		debug.FreeOSMemory()
+	}
 }

@@ -31,10 +31,16 @@ type Guest struct {
 	started time.Time
 	last    atomic.Int64 // when the last operation began, for tidy
 	armed   atomic.Bool
+
+	collected atomic.Bool // there was a garbage collection
 }
 
 // New returns a guest.
-func New(cfg Config) *Guest { return &Guest{Config: cfg, started: time.Now()} }
+func New(cfg Config) *Guest {
+	g := &Guest{Config: cfg, started: time.Now()}
+	runtime.AddCleanup(new([64]byte), func(b *atomic.Bool) { b.Store(true) }, &g.collected)
+	return g
+}
 
 // Handlers returns the guest's methods.
 func (g *Guest) Handlers() map[string]aether.Handler {
@@ -108,9 +114,6 @@ func (g *Guest) portList(context.Context, *aether.Stream, *msg.Empty) (*msg.Port
 	return out, nil
 }
 
-// enough is the resident heap from which giving memory back pays.
-const enough = 1 << 20
-
 // idle is how long after the last operation memory is given back.
 const idle = 3 * time.Second
 
@@ -130,11 +133,10 @@ func (g *Guest) tidy() {
 	}
 	g.armed.Store(false)
 	g.Procs.Trim()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
 	// The first collection costs some 300 KiB of its own that stay, so a guest that has
-	// done little is better left alone.
-	if m.HeapSys-m.HeapReleased > enough {
+	// done so little that there was none yet is better left alone. (To ask the runtime
+	// for its statistics costs as much.)
+	if g.collected.Load() {
 		debug.FreeOSMemory()
 	}
 }

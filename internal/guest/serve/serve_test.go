@@ -25,6 +25,9 @@ import (
 	_ "dsec/internal/guest/boot" // so that a change there runs these tests again
 )
 
+// raceEnabled says that the guest is to be built with the race detector too.
+var raceEnabled bool
+
 // The guest under test is the real program, as an ordinary process on a socket.
 var build = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "dsec-guest")
@@ -35,8 +38,13 @@ var build = sync.OnceValues(func() (string, error) {
 	if _, err := os.ReadFile("../../../cmd/dsec-guest/main.go"); err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+"/dsec-guest", "dsec/cmd/dsec-guest")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	args := []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", dir + "/dsec-guest", "dsec/cmd/dsec-guest"}
+	cgo := "CGO_ENABLED=0"
+	if raceEnabled {
+		args, cgo = append([]string{"build", "-race"}, args[4:]...), "CGO_ENABLED=1"
+	}
+	cmd := exec.Command("go", args...)
+	cmd.Env = append(os.Environ(), cgo)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}

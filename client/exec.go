@@ -89,7 +89,8 @@ func Input(b []byte) ExecOption {
 	return func(r *msg.ExecRequest) { r.Stdin, r.Start.Stdin = b, true }
 }
 
-// MaxOutput bounds what is returned of each of stdout and stderr; the default is 256 KiB.
+// MaxOutput bounds what is returned of each of stdout and stderr: 256 KiB by default,
+// 480 KiB at most; more needs [Sandbox.Start].
 func MaxOutput(n uint64) ExecOption { return func(r *msg.ExecRequest) { r.MaxOutput = n } }
 
 // Exec runs a command to its end and returns its output. It costs one round trip. For

@@ -95,21 +95,19 @@ func (s *Sandbox) Start(ctx context.Context, cmd Cmd, o IO) (*Process, error) {
 
 // StartDetached starts a command that nobody waits for; [Sandbox.Attach] reaches it later.
 func (s *Sandbox) StartDetached(ctx context.Context, cmd Cmd) (pid uint32, err error) {
-	req := cmd.message()
-	req.Detach = true
-	st, err := s.open(ctx, "process.start", req)
+	// Not with the message's own detach: the end of this stream says why a command
+	// could not be run.
+	st, err := s.open(ctx, "process.start", cmd.message())
 	if err != nil {
 		return 0, fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
+	defer st.Cancel()
 	started, err := recvStarted(ctx, st)
-	if err != nil {
-		st.Cancel()
-		return 0, fmt.Errorf("start %s: %w", cmd.Path, err)
-	}
-	var x msg.Exit // only if the command could not be run
-	err = discard(ctx, st, &x)
-	if err == nil {
-		err = exitOf(&x).Err
+	if err == nil && started.Pid == 0 {
+		var x msg.Exit
+		if err = discard(ctx, st, &x); err == nil {
+			err = exitOf(&x).Err
+		}
 	}
 	if err != nil {
 		return 0, fmt.Errorf("start %s: %w", cmd.Path, err)

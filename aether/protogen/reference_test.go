@@ -14,6 +14,7 @@ import (
 
 // constructors holds every message of the protocol; the test fails when one is missing.
 var constructors = map[string]func() msg.Message{
+	"BootConfig":         func() msg.Message { return new(msg.BootConfig) },
 	"Hello":              func() msg.Message { return new(msg.Hello) },
 	"Welcome":            func() msg.Message { return new(msg.Welcome) },
 	"Open":               func() msg.Message { return new(msg.Open) },

@@ -58,6 +58,9 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 		Use: name + " [flags]", Short: short, Args: cobra.NoArgs,
 		Example: fmt.Sprintf("  dsec bench %s --image debian --parallel 16\n  dsec bench %s --image debian --json", name, name),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if b.duration > 0 && cmd.Flags().Changed("count") {
+				return usagef("give either --count or --duration")
+			}
 			return a.benchRun(cmd.Context(), b, run)
 		},
 	}
@@ -89,7 +92,6 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 	}
 	if name != "memory" {
 		f.DurationVar(&b.duration, "duration", 0, "go on for this time instead of --count")
-		cmd.MarkFlagsMutuallyExclusive("count", "duration")
 	}
 	if b.peerable {
 		f.StringVar(&b.peer, "peer", "", "measure another engine too: docker")

@@ -67,7 +67,7 @@ func (a *app) wait(p *client.Process) error {
 	switch {
 	case err != nil:
 		return err
-	case x.Err != nil:
+	case x.Err != nil && x.StderrBytes == 0:
 		return commandError(x.Err)
 	case x.TimedOut:
 		fmt.Fprintln(a.stderr, "dsec: the command was killed: it ran longer than --timeout")

@@ -40,7 +40,7 @@ Needs root. Writes a context file, from which the other verbs know the server.
 
 Sandboxes keep running when the server ends, however it ends; the next 'dsec up' on the
 same data directory takes them over. 'dsec down' removes them.`,
-		Example: "  dsec up\n  dsec up --detach\n  dsec up --data /srv/dsec --listen 0.0.0.0:7700 --tls-cert cert.pem --tls-key key.pem",
+		Example: "  dsec up\n  dsec up --detach\n  dsec up --data /srv/dsec --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.detach {

@@ -47,6 +47,7 @@ type Config struct {
 	Watcher watcher.Config
 
 	StreamTimeout time.Duration // of readers of streams of lines; 0: 30 s
+	BodyTimeout   time.Duration // for a request's JSON to come; 0: 10 s
 }
 
 // Control is a running control plane.
@@ -101,7 +102,7 @@ func (c *Control) start(ctx context.Context) error {
 	c.pool = edges.New(edges.Config{Token: edgeToken(signer), Agent: "dsec apiserver " + c.cfg.Version, TLS: c.cfg.EdgeTLS, Log: c.cfg.Log})
 	c.api = apiserver.New(apiserver.Config{
 		Images: c.store, Ping: c.store.Ping, IAM: access, Registry: c.registry, Edges: c.pool, Signer: signer,
-		Metrics: c.cfg.Metrics, Log: c.cfg.Log, Version: c.cfg.Version, TLS: c.cfg.TLS, StreamTimeout: c.cfg.StreamTimeout,
+		Metrics: c.cfg.Metrics, Log: c.cfg.Log, Version: c.cfg.Version, TLS: c.cfg.TLS, StreamTimeout: c.cfg.StreamTimeout, BodyTimeout: c.cfg.BodyTimeout,
 	})
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c.cancel = cancel

@@ -79,7 +79,7 @@ func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed in
 	if err != nil {
 		return 0, err
 	}
-	defer b.Close()
+	defer b.Close() // also closed below, before the unmount; a second time does no harm
 	for _, be := range []interface {
 		List(context.Context) ([]string, error)
 		Delete(context.Context, string) error
@@ -96,7 +96,7 @@ func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed in
 		}
 	}
 	// No sandbox is left, so neither is any record of one.
-	if err := errors.Join(remove(filepath.Join(data, "edge", "journal")), b.Withdraw()); err != nil {
+	if err := errors.Join(remove(filepath.Join(data, "edge", "journal")), b.Withdraw(), b.Close()); err != nil {
 		return removed, err
 	}
 	// The last mounts of dead sandboxes go away in the background.

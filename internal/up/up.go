@@ -55,7 +55,7 @@ type Options struct {
 // Defaults of Options: limits are not reservations, agents wait most of the time, and
 // admission looks at what really is free.
 const (
-	DefaultListen           = "127.0.0.1:7700"
+	DefaultListen           = "127.0.0.1:7070"
 	DefaultData             = "/var/lib/dsec"
 	DefaultSlots            = 4000
 	DefaultCPUOvercommit    = 2000

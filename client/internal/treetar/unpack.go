@@ -2,6 +2,7 @@ package treetar
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -167,24 +168,40 @@ func (u *unpacker) file(ctx context.Context, tr *tar.Reader, name string) error 
 		return err
 	}
 	defer f.Close()
+	var size int64
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		n, err := tr.Read(u.buf)
-		if n > 0 {
+		switch {
+		case n > 0 && zero(u.buf[:n]):
+			// Left as a hole: a sparse file's header may promise more than the disk has.
+			if _, err := f.Seek(int64(n), io.SeekCurrent); err != nil {
+				return err
+			}
+		case n > 0:
 			if _, err := f.Write(u.buf[:n]); err != nil {
 				return err
 			}
-			u.res.Bytes += int64(n)
 		}
+		size += int64(n)
+		u.res.Bytes += int64(n)
 		if err == io.EOF {
+			if err := f.Truncate(size); err != nil {
+				return err
+			}
 			return f.Close()
 		}
 		if err != nil {
 			return err
 		}
 	}
+}
+
+// zero says whether b holds nothing but zeros.
+func zero(b []byte) bool {
+	return len(b) > 0 && b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }
 
 // node makes a device or fifo through the directory's descriptor, as os.Root cannot.

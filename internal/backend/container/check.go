@@ -2,11 +2,14 @@ package container
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	v1 "dsec/api/v1"
+	"dsec/internal/backend"
 	"dsec/internal/backend/container/spawn"
 )
 
@@ -26,7 +29,7 @@ func (b *Backend) Check(context.Context) error {
 	child, err := spawn.Start(namespaces, -1, p)
 	unix.Close(pair[1])
 	if err != nil {
-		return errors.Join(fmt.Errorf("containers need user, mount, pid, network, ipc, uts and cgroup namespaces (kernel ≥ 5.7, user.max_user_namespaces > 0, root): %w", err))
+		return fmt.Errorf("containers need user, mount, pid, network, ipc, uts and cgroup namespaces (kernel ≥ 5.7, user.max_user_namespaces > 0, root): %w", err)
 	}
 	defer unix.Close(child.PIDFD)
 	err = unix.PidfdSendSignal(child.PIDFD, unix.SIGKILL, nil, 0)
@@ -38,4 +41,26 @@ func (b *Backend) Check(context.Context) error {
 	}
 	child.Release()
 	return err
+}
+
+// Try creates and removes one sandbox with the defaults and says how long the create took.
+func Try(ctx context.Context, b *Backend) (time.Duration, error) {
+	s := v1.Spec{Backend: v1.BackendContainer}
+	s.SetDefaults()
+	id := v1.SandboxID("trying", 0, uint64(os.Getpid()))
+	start := time.Now()
+	_, err := b.Create(ctx, backend.Spec{ID: id, Generation: 1, Sandbox: s, Image: &v1.Image{}}, nil)
+	took := time.Since(start)
+	if err != nil {
+		return 0, err
+	}
+	return took, b.Delete(ctx, id)
+}
+
+// CgroupVersion is 1 or 2.
+func (b *Backend) CgroupVersion() int {
+	if b.cgroups.V2() {
+		return 2
+	}
+	return 1
 }

@@ -123,13 +123,14 @@ func (b *Backend) Close() error {
 			f.Close()
 		}
 	}
-	for _, fd := range []int{b.guest, b.null, b.dev} {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	for _, fd := range []*int{&b.guest, &b.null, &b.dev} {
+		if *fd >= 0 {
+			unix.Close(*fd)
+			*fd = -1
+		}
+	}
 	for _, i := range b.instances {
 		i.close()
 	}

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	maxBody     = 1 << 20
-	bodyTimeout = 10 * time.Second
+	maxBody    = 1 << 20
+	apiVersion = "1.0.0" // of the API, not of the server
 
 	description = `Management of DSec: sandboxes, images, nodes, tokens and events. ` +
 		`What happens inside a sandbox (processes, sessions, files, ports) goes over Aether: GET /v1/aether upgrades to it.
@@ -39,8 +39,8 @@ func (m imageMux) HandleFunc(pattern string, h func(http.ResponseWriter, *http.R
 	m.ServeMux.HandleFunc(strings.Replace(pattern, "/v1/images/{name}", "/v1/images/{name...}", 1), h)
 }
 
-func newAPI(mux *http.ServeMux, version string) huma.API {
-	c := huma.DefaultConfig("DSec", version)
+func newAPI(mux *http.ServeMux) huma.API {
+	c := huma.DefaultConfig("DSec", apiVersion)
 	c.Info.Description = description
 	c.CreateHooks = nil // no $schema links in answers
 	c.DocsPath, c.SchemasPath, c.OpenAPIPath = "", "", "/openapi"
@@ -78,7 +78,7 @@ var common = []errs.Code{errs.BadRequest, errs.InternalError}
 func (s *Server) operation(o op) huma.Operation {
 	h := huma.Operation{
 		OperationID: o.id, Method: o.method, Path: o.path, Tags: []string{o.tag}, Summary: o.summary, Description: o.text,
-		DefaultStatus: o.status, MaxBodyBytes: maxBody, BodyReadTimeout: bodyTimeout, Responses: map[string]*huma.Response{},
+		DefaultStatus: o.status, MaxBodyBytes: maxBody, BodyReadTimeout: s.cfg.BodyTimeout, Responses: map[string]*huma.Response{},
 	}
 	codes := append(slices.Clone(common), o.errors...)
 	if o.right != "" {

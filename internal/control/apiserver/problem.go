@@ -102,6 +102,9 @@ func fromHuma(m *huma.ErrorModel) error {
 		d := m.Errors[0]
 		field = fieldOf(d.Location)
 		message = d.Message
+		if name, ok := strings.CutPrefix(message, "expected required property "); ok && field == "" {
+			field, _, _ = strings.Cut(name, " ")
+		}
 		if field != "" {
 			message = field + ": " + d.Message
 		}

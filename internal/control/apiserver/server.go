@@ -43,6 +43,8 @@ type Config struct {
 	Random rand.Source
 	// StreamTimeout is how long a reader of a stream of lines may take for some of them; 0: 30 s.
 	StreamTimeout time.Duration
+	// BodyTimeout is how long the body of a request of JSON may take to come; 0: 10 s.
+	BodyTimeout time.Duration
 	// KeyTTL is the life of an idempotency key; 0: 5 min.
 	KeyTTL time.Duration
 }
@@ -80,6 +82,9 @@ func New(cfg Config) *Server {
 	if cfg.StreamTimeout == 0 {
 		cfg.StreamTimeout = 30 * time.Second
 	}
+	if cfg.BodyTimeout == 0 {
+		cfg.BodyTimeout = 10 * time.Second
+	}
 	if cfg.KeyTTL == 0 {
 		cfg.KeyTTL = 5 * time.Minute
 	}
@@ -92,7 +97,7 @@ func New(cfg Config) *Server {
 	s.metrics = newMetrics(s, cfg.Metrics)
 	s.relay = s.newRelay()
 	s.mux = http.NewServeMux()
-	s.api = newAPI(s.mux, cfg.Version)
+	s.api = newAPI(s.mux)
 	s.api.UseMiddleware(s.authorize)
 	s.routes()
 	s.http = &http.Server{

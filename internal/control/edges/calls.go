@@ -36,7 +36,7 @@ func (p *Pool) Delete(ctx context.Context, node v1.Node, id string) error {
 	if err != nil {
 		return err
 	}
-	return c.Call(ctx, "", "sandbox.delete", &msg.SandboxRequest{Id: id, Wait: true}, &msg.Empty{})
+	return answer(ctx, node, c.Call(ctx, "", "sandbox.delete", &msg.SandboxRequest{Id: id, Wait: true}, &msg.Empty{}))
 }
 
 // Images returns the images that are present on an edge.
@@ -52,7 +52,7 @@ func (p *Pool) DeleteImage(ctx context.Context, node v1.Node, digest string) err
 	if err != nil {
 		return err
 	}
-	return c.Call(ctx, "", "image.delete", &msg.ImageRequest{Digest: digest}, &msg.Empty{})
+	return answer(ctx, node, c.Call(ctx, "", "image.delete", &msg.ImageRequest{Digest: digest}, &msg.Empty{}))
 }
 
 // document calls a method that answers with a Document and decodes it into out. These
@@ -64,7 +64,7 @@ func (p *Pool) document(ctx context.Context, node v1.Node, sandbox, method strin
 		return err
 	}
 	var doc msg.Document
-	if err := c.Call(ctx, "", method, req, &doc); err != nil {
+	if err := answer(ctx, node, c.Call(ctx, "", method, req, &doc)); err != nil {
 		return err
 	}
 	if err := json.Unmarshal(doc.Json, out); err != nil {
@@ -73,6 +73,17 @@ func (p *Pool) document(ctx context.Context, node v1.Node, sandbox, method strin
 		return e
 	}
 	return nil
+}
+
+// answer turns "canceled" by an edge that is going down into what it is for a caller who
+// did not cancel.
+func answer(ctx context.Context, node v1.Node, err error) error {
+	if err == nil || ctx.Err() != nil || !errors.Is(err, errs.RequestCanceled) {
+		return err
+	}
+	e := errs.New(errs.ConnectionLost, "edge.call", "the edge gave the operation up").Because(err)
+	e.Node = node.ID
+	return e
 }
 
 // Watch follows an edge (watcher.Source). from is the last sequence seen.

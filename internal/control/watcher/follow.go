@@ -13,7 +13,9 @@ import (
 // Source reads from an edge.
 type Source interface {
 	// Watch calls each for every event of the edge's watch after sequence from (0: begin
-	// with a Reset) until ctx ends, the stream breaks or each fails.
+	// with a Reset) until ctx ends, the stream breaks or each fails. An edge must begin with
+	// a Reset when it does not know from; to be sure, its sequence never repeats a number
+	// after a restart.
 	Watch(ctx context.Context, node v1.Node, from uint64, each func(v1.EdgeEvent) error) error
 	// Images returns the images present on the edge.
 	Images(ctx context.Context, node v1.Node) ([]v1.Image, error)
@@ -153,8 +155,10 @@ func (w *Watcher) follow(ctx context.Context, node v1.Node) {
 	var last uint64
 	wait := retryMin
 	for ctx.Err() == nil {
-		w.readImages(ctx, node)
-		w.reg.streamOpened(node)
+		alive := w.readImages(ctx, node)
+		// A watch that goes on where the last one broke may be silent for long: that the edge
+		// answered is then what shows that it is back.
+		w.reg.streamOpened(node, alive && last > 0)
 		err := w.source.Watch(ctx, node, last, func(ev v1.EdgeEvent) error {
 			if ctx.Err() != nil {
 				return ctx.Err() // a later epoch has taken over
@@ -178,13 +182,14 @@ func (w *Watcher) follow(ctx context.Context, node v1.Node) {
 	}
 }
 
-func (w *Watcher) readImages(ctx context.Context, node v1.Node) {
+func (w *Watcher) readImages(ctx context.Context, node v1.Node) bool {
 	ctx, cancel := context.WithTimeout(ctx, imagesTimeout)
 	defer cancel()
 	images, err := w.source.Images(ctx, node)
 	if err != nil {
 		w.log.Warn("edge does not list its images", "node", node.ID, "err", err)
-		return
+		return false
 	}
 	w.reg.setImages(node, images)
+	return true
 }

@@ -96,8 +96,8 @@ func TestFollowingEdges(t *testing.T) {
 	if second.from != 7 {
 		t.Errorf("the second watch begins at %d, want 7", second.from)
 	}
-	if n, _ := reg.Node(testNode); n.Ready {
-		t.Error("a node whose watch broke is ready")
+	if n, _ := reg.Node(testNode); !n.Ready {
+		t.Error("a node that answers again is not ready before its next event")
 	}
 	second.events <- v1.EdgeEvent{Seq: 8, Sandboxes: []v1.Sandbox{box(2, 1, v1.StateRunning, nil)}}
 	wantState(t, reg, 2, v1.StateRunning)

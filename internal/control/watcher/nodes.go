@@ -187,12 +187,21 @@ func (r *Registry) sweep(now time.Time) {
 	}
 }
 
-// streamOpened is called before an edge's watch is asked for.
-func (r *Registry) streamOpened(doc v1.Node) {
+// streamOpened is called before an edge's watch is asked for. resumed: the edge answers,
+// and what it told before still counts.
+func (r *Registry) streamOpened(doc v1.Node, resumed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := r.nodes[doc.ID]; n != nil && n.node.Epoch == doc.Epoch {
-		n.stream++
+	n := r.nodes[doc.ID]
+	if n == nil || n.node.Epoch != doc.Epoch {
+		return
+	}
+	n.stream++
+	if resumed {
+		n.connected = true
+		if r.view(n).Ready {
+			r.emitNode(n)
+		}
 	}
 }
 

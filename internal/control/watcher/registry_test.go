@@ -34,7 +34,7 @@ func newFixture(cfg Config) *fixture {
 	cfg.Now = func() time.Time { return f.now }
 	f.Registry = NewRegistry(cfg)
 	f.nodeUp(f.node)
-	f.streamOpened(f.node)
+	f.streamOpened(f.node, false)
 	f.applyEdge(f.node, v1.EdgeEvent{Seq: 1, Reset: true})
 	return f
 }
@@ -152,7 +152,7 @@ func TestResetKeepsWhatWasAnsweredAfterItsWatchBegan(t *testing.T) {
 	f := newFixture(Config{})
 	f.tell(v1.EdgeEvent{Seq: 2, Sandboxes: []v1.Sandbox{box(1, 1, v1.StateRunning, nil)}})
 	f.Apply(box(2, 1, v1.StateRunning, nil)) // before the second watch
-	f.streamOpened(f.node)
+	f.streamOpened(f.node, false)
 	f.Apply(box(3, 1, v1.StateRunning, nil)) // answered after it began
 	f.tell(v1.EdgeEvent{Seq: 9, Reset: true})
 	if got := ids(f.List(Filter{})); got != "d" {
@@ -212,7 +212,7 @@ func TestLostNode(t *testing.T) {
 
 	t.Run("the same epoch comes back", func(t *testing.T) {
 		f.nodeUp(f.node)
-		f.streamOpened(f.node)
+		f.streamOpened(f.node, false)
 		f.tell(v1.EdgeEvent{Seq: 9, Reset: true, Sandboxes: []v1.Sandbox{box(1, 1, v1.StateRunning, nil)}})
 		if sb, _ := f.Get(id(3, 1)); sb.State != v1.StateRunning || sb.Error != nil {
 			t.Errorf("the sandbox is %+v", sb)

@@ -119,7 +119,8 @@ func (e *encoder) plan(root *node) {
 			}
 		}
 	}
-	first := uint32(1 + (e.next+blockSize-1)/blockSize)
+	// Some readers look for xattrs behind an inode that has none, also the last.
+	first := uint32(1 + (e.next+xattrHeader+blockSize-1)/blockSize)
 	for _, ino := range e.plain {
 		ino.place.block = first
 		first += uint32((e.sizeOf(ino) + blockSize - 1) / blockSize)
@@ -211,8 +212,9 @@ func (e *encoder) write(w io.Writer) error {
 		}
 		off += int64(len(buf))
 	}
-	zero := make([]byte, blockSize)
-	if err := put("write inodes", zero[:-off&(blockSize-1)]); err != nil {
+	zero := make([]byte, 2*blockSize)
+	off += xattrHeader
+	if err := put("write inodes", zero[:xattrHeader+-off&(blockSize-1)]); err != nil {
 		return err
 	}
 	for _, ino := range e.plain {

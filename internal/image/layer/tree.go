@@ -20,6 +20,8 @@ const (
 	maxHops    = 40 // symlinks followed in one path, as the kernel's limit
 	permBits   = 0o7777
 	defDirPerm = 0o755
+	noID       = ^uint32(0)
+	nobody     = 65534
 )
 
 // Attr is what every entry has besides its content.
@@ -285,6 +287,13 @@ func (b *Builder) newInode(path string, typ uint32, a Attr) (*inode, error) {
 		return nil, err
 	}
 	ino := &inode{mode: typ | a.Perm&permBits, uid: a.UID, gid: a.GID, sec: a.Sec, nsec: a.Nsec}
+	// The kernel has no such id, and would let no one, root included, at the file.
+	for _, id := range []*uint32{&ino.uid, &ino.gid} {
+		if *id == noID {
+			*id = nobody
+			b.Skip("owner -1 (now nobody)")
+		}
+	}
 	if a.Nsec >= 1e9 {
 		return nil, corrupt(path, "nanoseconds out of range", nil)
 	}

@@ -117,7 +117,7 @@ func digestOfName(name string) *v1.Hash {
 	if h := digestOfBlobPath(name); h != nil {
 		return h
 	}
-	return hexDigest(strings.TrimSuffix(clean(name), ".json"))
+	return hexDigest(strings.TrimPrefix(strings.TrimSuffix(clean(name), ".json"), "sha256:"))
 }
 
 func digestOfBlobPath(name string) *v1.Hash {

@@ -138,7 +138,8 @@ func mayBeImage(head []byte) bool {
 		case "blobs", dockerManifest, ociIndex, ociMarker, "repositories":
 			return true
 		}
-		top = strings.TrimSuffix(strings.TrimSuffix(top, ".json"), ".tar")
+		// Digests: of a layer's directory or file, or of the config.
+		top, _, _ = strings.Cut(strings.TrimPrefix(top, "sha256:"), ".")
 		return len(top) == 64 && strings.Trim(top, "0123456789abcdef") == ""
 	}
 }

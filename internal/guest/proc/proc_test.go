@@ -547,11 +547,11 @@ func TestNothingIsLeft(t *testing.T) {
 		if i%5 < 2 {
 			p.KillAll()
 		}
-		wait(t, p)
-		for err := error(nil); err == nil; {
+		for err := error(nil); err == nil; { // a reader that does not read would hold up the process
 			_, err = r.Next(t.Context())
 		}
 		r.Close()
+		wait(t, p)
 		p.Release()
 		p.Log.Discard() // or the spill file stays until the process is forgotten
 	}

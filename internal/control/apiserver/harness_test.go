@@ -216,6 +216,8 @@ func (w *world) token(rights ...v1.Right) string {
 	return want[v1.Token](w, 201, http.MethodPost, "/v1/tokens", v1.TokenRequest{Name: fmt.Sprint(rights), Rights: rights}).Secret
 }
 
+func roomy(c *control.Config, ec *controltest.Config) { ec.Capacity.Slots = 1 << 40 }
+
 var hollow = map[string]any{"backend": "hollow"}
 
 func eventually(t testing.TB, what string, ok func() bool) {

@@ -18,6 +18,8 @@ import (
 const (
 	drainBytes = 64 << 20
 	drainTime  = 3 * time.Second
+
+	catalogTime = 10 * time.Second // to write one catalogue entry
 )
 
 type importInput struct {
@@ -66,7 +68,11 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 	if err == nil {
 		image.Name = in.Name
 		s.cfg.Registry.SetImage(node.ID, image.Digest, true)
-		err = s.catalog.put(ctx, image)
+		// The image is there: that its caller hangs up now, or that interrupting the
+		// upload ended the request's context, is no reason to leave it nameless.
+		pctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catalogTime)
+		err = s.catalog.put(pctx, image)
+		cancel()
 	}
 	if err == nil {
 		return out.write(v1.ImageProgress{Phase: "commit", Image: &image})

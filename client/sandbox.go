@@ -1,0 +1,157 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+)
+
+// CreateOption changes one create.
+type CreateOption func(*createOptions)
+
+type createOptions struct{ key string }
+
+// IdempotencyKey makes a create safe to repeat: within five minutes the same key gives
+// the same sandbox, also when both requests run at once.
+func IdempotencyKey(key string) CreateOption { return func(o *createOptions) { o.key = key } }
+
+// Create makes one sandbox and returns when its guest answers.
+func (c *Client) Create(ctx context.Context, spec Spec, opts ...CreateOption) (*Sandbox, error) {
+	var o createOptions
+	for _, f := range opts {
+		f(&o)
+	}
+	h := http.Header{}
+	if o.key != "" {
+		h.Set("Idempotency-Key", o.key)
+	}
+	var sb v1.Sandbox
+	if err := c.callHeader(ctx, http.MethodPost, "/v1/sandboxes", nil, h, v1.CreateRequest{Spec: spec}, &sb); err != nil {
+		return nil, fmt.Errorf("create sandbox: %w", err)
+	}
+	return c.handle(sb), nil
+}
+
+// CreateMany makes n sandboxes of one spec and yields each as it is ready, or its error:
+// always n results, unless the loop is left or the request itself fails.
+func (c *Client) CreateMany(ctx context.Context, spec Spec, n int) iter.Seq2[*Sandbox, error] {
+	return func(yield func(*Sandbox, error) bool) {
+		got := 0
+		for r, err := range stream[v1.CreateResult](ctx, c, http.MethodPost, "/v1/sandboxes/batch", nil, v1.CreateRequest{Spec: spec, Count: n}) {
+			if err != nil {
+				yield(nil, fmt.Errorf("create sandboxes: %w", err))
+				return
+			}
+			got++
+			var sb *Sandbox
+			if r.Sandbox != nil {
+				sb = c.handle(*r.Sandbox)
+			} else if err = r.Error.Err(); err == nil {
+				err = errs.New(errs.ProtocolError, "client.decode", "a result holds neither sandbox nor error")
+			}
+			if !yield(sb, err) {
+				return
+			}
+		}
+		if got < n {
+			yield(nil, errs.New(errs.ConnectionLost, "client.read", fmt.Sprintf("the answer ended after %d of %d results", got, n)))
+		}
+	}
+}
+
+// ListOptions selects sandboxes.
+type ListOptions struct {
+	Labels map[string]string // all must match
+	State  v1.State
+	Limit  int    // of one page; 0: the server's
+	After  string // id of the last sandbox of the page before
+}
+
+// List returns one page of sandboxes.
+func (c *Client) List(ctx context.Context, o ListOptions) (*v1.SandboxList, error) {
+	q := url.Values{}
+	addLabels(q, o.Labels)
+	if o.State != "" {
+		q.Set("state", string(o.State))
+	}
+	if o.Limit > 0 {
+		q.Set("limit", strconv.Itoa(o.Limit))
+	}
+	if o.After != "" {
+		q.Set("after", o.After)
+	}
+	var l v1.SandboxList
+	if err := c.call(ctx, http.MethodGet, "/v1/sandboxes", q, nil, &l); err != nil {
+		return nil, fmt.Errorf("list sandboxes: %w", err)
+	}
+	return &l, nil
+}
+
+// All yields every sandbox that o selects, page by page.
+func (c *Client) All(ctx context.Context, o ListOptions) iter.Seq2[v1.Sandbox, error] {
+	return func(yield func(v1.Sandbox, error) bool) {
+		if o.Limit == 0 {
+			o.Limit = 1000
+		}
+		for {
+			l, err := c.List(ctx, o)
+			if err != nil {
+				yield(v1.Sandbox{}, err)
+				return
+			}
+			for _, sb := range l.Items {
+				if !yield(sb, nil) {
+					return
+				}
+			}
+			if len(l.Items) < o.Limit {
+				return
+			}
+			o.After = l.Items[len(l.Items)-1].ID
+		}
+	}
+}
+
+// Get returns a sandbox with its usage.
+func (c *Client) Get(ctx context.Context, id string) (*v1.Sandbox, error) {
+	var sb v1.Sandbox
+	if err := c.call(ctx, http.MethodGet, "/v1/sandboxes/"+id, nil, nil, &sb); err != nil {
+		return nil, fmt.Errorf("get sandbox %s: %w", id, err)
+	}
+	return &sb, nil
+}
+
+// Delete removes a sandbox and returns when nothing of it is left.
+func (c *Client) Delete(ctx context.Context, id string) error {
+	if err := c.call(ctx, http.MethodDelete, "/v1/sandboxes/"+id, nil, nil, nil); err != nil {
+		return fmt.Errorf("delete sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
+// DeleteMany removes what req selects and yields each outcome as it comes. An error
+// without an id is the request's own.
+func (c *Client) DeleteMany(ctx context.Context, req v1.DeleteRequest) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for r, err := range stream[v1.DeleteResult](ctx, c, http.MethodPost, "/v1/sandboxes/delete", nil, req) {
+			if err == nil {
+				err = r.Error.Err()
+			}
+			if !yield(r.ID, err) {
+				return
+			}
+		}
+	}
+}
+
+func addLabels(q url.Values, labels map[string]string) {
+	for k, v := range labels {
+		q.Add("label", k+"="+v)
+	}
+}

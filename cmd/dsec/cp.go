@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	v1 "dsec/api/v1"
+	"dsec/client"
+)
+
+// place is one end of a copy.
+type place struct {
+	sandbox string // empty: local
+	path    string // "-": stdin or stdout
+}
+
+// parsePlace reads ID:/path, a local path or "-".
+func parsePlace(s string) place {
+	if id, p, ok := strings.Cut(s, ":"); ok {
+		if _, _, err := v1.ParseSandboxID(id); err == nil {
+			return place{id, p}
+		}
+	}
+	return place{"", s}
+}
+
+func (a *app) cpCmd() *cobra.Command {
+	var o client.CopyOptions
+	var user string
+	cmd := &cobra.Command{
+		Use:   "cp SRC DST",
+		Short: "Copy files and directories into or out of a sandbox",
+		Long: `Cp copies between the local disk and a sandbox, written ID:/path. Modes, times, links
+and whole directories are kept; owners too with --owner (as root). SRC goes into DST
+if that is a directory, else it becomes DST; SRC/. means what a directory holds.
+
+"-" is stdin or stdout: a file's content; for a directory (DST ending in / when
+reading stdin) a tar.`,
+		Example: `  dsec cp ./project $id:/work
+  dsec cp $id:/work/report.xml .
+  echo hello | dsec cp - $id:/tmp/greeting
+  dsec cp $id:/work - | tar t`,
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: a.completePlaces(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			src, dst := parsePlace(args[0]), parsePlace(args[1])
+			switch {
+			case src.sandbox == "" && dst.sandbox == "":
+				return usagef("neither %q nor %q is in a sandbox; write ID:/path", args[0], args[1])
+			case src.sandbox != "" && dst.sandbox != "":
+				return usagef("both ends are in sandboxes; copy to the local disk, or pipe: dsec cp A:/x - | dsec cp - B:/x")
+			case src.path == "" || dst.path == "":
+				return usagef("a path is empty")
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			files := c.Sandbox(src.sandbox + dst.sandbox).Files().As(user)
+			if src.sandbox == "" {
+				return a.copyIn(cmd.Context(), files, src.path, dst.path, o)
+			}
+			return a.copyOut(cmd.Context(), files, src.path, dst.path, o)
+		},
+	}
+	cmd.Flags().BoolVar(&o.KeepOwner, "owner", false, "keep owners, devices and extended attributes")
+	cmd.Flags().StringVarP(&user, "user", "u", "", "act as this user inside the sandbox")
+	return cmd
+}
+
+func (a *app) copyIn(ctx context.Context, files client.Files, src, dst string, o client.CopyOptions) error {
+	if src == "-" && strings.HasSuffix(dst, "/") {
+		_, _, err := files.UnpackFrom(ctx, dst, a.stdin, client.UnpackOptions{KeepOwner: o.KeepOwner, Parents: true})
+		return err
+	}
+	if src == "-" {
+		return files.WriteFrom(ctx, dst, a.stdin, client.WriteOptions{Parents: true})
+	}
+	var total int64
+	if fi, err := os.Stat(src); err == nil && !fi.IsDir() {
+		total = fi.Size()
+	}
+	bar := a.progress("copy", total, true)
+	defer bar.end()
+	o.Progress = bar.set
+	return files.CopyIn(ctx, src, dst, o)
+}
+
+func (a *app) copyOut(ctx context.Context, files client.Files, src, dst string, o client.CopyOptions) error {
+	e, err := files.Stat(ctx, src)
+	if err != nil {
+		return err
+	}
+	switch {
+	case dst == "-" && client.IsDir(e):
+		// The tar's names start with the directory's, as tar(1) would have them.
+		return files.PackTo(ctx, src, strings.HasSuffix(src, "/.") || path.Clean(src) == "/", a.stdout)
+	case dst == "-":
+		r, err := files.Open(ctx, src, 0, 0)
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		_, err = r.WriteTo(a.stdout)
+		return err
+	}
+	total := e.Size
+	if client.IsDir(e) {
+		total = 0
+	}
+	bar := a.progress("copy", total, true)
+	defer bar.end()
+	o.Progress = bar.set
+	return files.CopyOut(ctx, src, dst, o)
+}
+
+// completePlaces completes sandbox ids, and else leaves files to the shell.
+func (a *app) completePlaces() completeFunc {
+	ids := a.completeSandboxes(2)
+	return func(cmd *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		var out []cobra.Completion
+		if strings.HasPrefix(prefix, "s") && !strings.Contains(prefix, ":") {
+			found, _ := ids(cmd, nil, prefix)
+			for _, id := range found {
+				name, _, _ := strings.Cut(id, "\t")
+				out = append(out, name+":")
+			}
+		}
+		if len(out) > 0 {
+			return out, cobra.ShellCompDirectiveNoSpace
+		}
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	v1 "dsec/api/v1"
+	"dsec/client"
+)
+
+func (a *app) createCmd() *cobra.Command {
+	var sf specFlags
+	var count int
+	var asJSON bool
+	var key string
+	cmd := &cobra.Command{
+		Use:   "create [flags] IMAGE",
+		Short: "Create sandboxes and print their ids",
+		Long: `Create makes one sandbox, or --count of them, and prints each id once its guest
+answers. With --json each sandbox is one line; one that could not be made is a line
+{"error":…}.`,
+		Example: `  dsec create debian
+  dsec create --count 100 --label job=eval7 --memory 1g debian
+  dsec create --backend hollow`,
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: a.completeImages(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			image := ""
+			if len(args) == 1 {
+				image = args[0]
+			} else if v1.Backend(sf.backend) != v1.BackendHollow {
+				return usagef("IMAGE is missing; only --backend hollow needs none")
+			}
+			if count < 1 || count > 10000 {
+				return usagef("--count %d: it must be 1 to 10000", count)
+			}
+			if key != "" && count > 1 {
+				return usagef("--idempotency-key is for one sandbox, not with --count")
+			}
+			spec, err := sf.spec(image)
+			if err != nil {
+				return err
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if count > 1 {
+				return a.createMany(cmd, c, spec, count, asJSON)
+			}
+			var opts []client.CreateOption
+			if key != "" {
+				opts = append(opts, client.IdempotencyKey(key))
+			}
+			sb, err := c.Create(cmd.Context(), spec, opts...)
+			if err != nil {
+				return err
+			}
+			return a.created(sb, asJSON)
+		},
+	}
+	sf.add(cmd)
+	cmd.Flags().IntVar(&count, "count", 1, "how many to create")
+	cmd.Flags().StringVar(&key, "idempotency-key", "", "same key within five minutes: same sandbox")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print each sandbox as a line of JSON")
+	return cmd
+}
+
+func (a *app) created(sb *client.Sandbox, asJSON bool) error {
+	if asJSON {
+		return a.jsonLine(sb.Info())
+	}
+	_, err := fmt.Fprintln(a.stdout, sb.ID())
+	return err
+}
+
+func (a *app) createMany(cmd *cobra.Command, c *client.Client, spec v1.Spec, count int, asJSON bool) error {
+	bar := a.progress("create", int64(count), false)
+	defer bar.end()
+	var first error
+	n, bad := 0, 0
+	for sb, err := range c.CreateMany(cmd.Context(), spec, count) {
+		n++
+		bar.set(int64(n))
+		if err != nil {
+			bad++
+			if first == nil {
+				first = err
+			}
+			if asJSON {
+				if err := a.jsonLine(v1.CreateResult{Error: v1.ProblemOf(err)}); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		if err := a.created(sb, asJSON); err != nil {
+			return err
+		}
+	}
+	bar.end()
+	if bad > 0 {
+		return fmt.Errorf("%d of %d sandboxes were not created; the first: %w", bad, count, first)
+	}
+	return nil
+}

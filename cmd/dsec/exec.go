@@ -1,0 +1,124 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"dsec/client"
+)
+
+func (a *app) execCmd() *cobra.Command {
+	var c client.Cmd
+	var env []string
+	var interactive, tty, detach, asJSON bool
+	cmd := &cobra.Command{
+		Use:   "exec [flags] ID -- CMD [ARG...]",
+		Short: "Run a command in a sandbox",
+		Long: `Exec runs a command and returns its exit code. Signals such as Ctrl-C go to the
+command; a second one gives it up and kills it. With --detach it prints the pid and
+leaves the command running; 'dsec attach' reaches it.`,
+		Example: `  dsec exec $id -- ls -l /work
+  dsec exec -i $id -- sh -c 'cat > notes' < notes
+  dsec exec -it $id -- python3
+  dsec exec --detach --tag server $id -- python3 -m http.server`,
+		Args:              commandArgs(1, "ID"),
+		ValidArgsFunction: a.completeSandboxes(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var err error
+			if c.Env, err = environment(env); err != nil {
+				return err
+			}
+			switch {
+			case c.Timeout < 0 || c.IdleTimeout < 0:
+				return usagef("a timeout must not be negative")
+			case detach && (interactive || tty):
+				return usagef("--detach cannot be used with -i or -t")
+			case asJSON && !detach:
+				return usagef("--json is for --detach; without it the output is the command's")
+			case tty && !isTerminal(a.stdin):
+				return &usageError{msg: errNoTerminal.Error()}
+			}
+			c.Path, c.Args = args[1], args[2:]
+			cl, err := a.client()
+			if err != nil {
+				return platform(err)
+			}
+			sb := cl.Sandbox(args[0])
+			if detach {
+				return platform(a.execDetached(cmd, sb, c, asJSON))
+			}
+			return platform(a.execute(cmd.Context(), sb, c, tty, interactive || tty, true))
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&interactive, "interactive", "i", false, "connect stdin")
+	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal (implies -i)")
+	f.StringVarP(&c.User, "user", "u", "", "user, name or uid, with :group if wanted")
+	f.StringVarP(&c.Dir, "cwd", "w", "", "working directory")
+	f.StringArrayVarP(&env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
+	f.DurationVar(&c.Timeout, "timeout", 0, "kill the command after this time, such as 90s")
+	f.DurationVar(&c.IdleTimeout, "idle-timeout", 0, "kill the command after this time without output")
+	f.BoolVarP(&detach, "detach", "d", false, "print the pid and leave the command running")
+	f.StringVar(&c.Tag, "tag", "", "name to find the process by")
+	f.BoolVar(&asJSON, "json", false, "with --detach: print JSON")
+	return cmd
+}
+
+func (a *app) execDetached(cmd *cobra.Command, sb *client.Sandbox, c client.Cmd, asJSON bool) error {
+	pid, err := sb.StartDetached(cmd.Context(), c)
+	if err != nil {
+		return commandError(err)
+	}
+	if asJSON {
+		return a.jsonLine(struct {
+			PID uint32 `json:"pid"`
+			Tag string `json:"tag,omitempty"`
+		}{pid, c.Tag})
+	}
+	_, err = fmt.Fprintln(a.stdout, pid)
+	return err
+}
+
+func (a *app) shellCmd() *cobra.Command {
+	var c client.Cmd
+	var env []string
+	cmd := &cobra.Command{
+		Use:   "shell ID",
+		Short: "Open a shell in a sandbox: bash, or sh where there is none",
+		Example: `  dsec shell $id
+  dsec shell --user nobody --cwd /tmp $id`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeSandboxes(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var err error
+			if c.Env, err = environment(env); err != nil {
+				return err
+			}
+			if !isTerminal(a.stdin) {
+				return &usageError{msg: "shell needs a terminal; use 'dsec exec -i ID -- sh' in scripts"}
+			}
+			cl, err := a.client()
+			if err != nil {
+				return platform(err)
+			}
+			sb := cl.Sandbox(args[0])
+			if c.Path == "" {
+				guest, err := sb.Guest(cmd.Context())
+				if err != nil {
+					return platform(err)
+				}
+				if c.Path = guest.Shell; c.Path == "" {
+					return fmt.Errorf("sandbox %s has no shell; run programs of its image with 'dsec exec'", args[0])
+				}
+			}
+			return platform(a.execute(cmd.Context(), sb, c, true, true, false))
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.Path, "shell", "", "the shell to run (default bash, or sh)")
+	f.StringVarP(&c.User, "user", "u", "", "user, name or uid, with :group if wanted")
+	f.StringVarP(&c.Dir, "cwd", "w", "", "working directory")
+	f.StringArrayVarP(&env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
+	return cmd
+}

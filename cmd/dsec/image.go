@@ -1,0 +1,193 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	v1 "dsec/api/v1"
+	"dsec/client"
+)
+
+func (a *app) imageCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "image", Short: "Import, build and look at images", Args: cobra.NoArgs, RunE: needVerb,
+		Example: "  dsec image import debian ./debian.tar\n  dsec image ls",
+	}
+	cmd.AddCommand(a.imageImportCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd())
+	return cmd
+}
+
+func (a *app) imageImportCmd() *cobra.Command {
+	var o client.ImportOptions
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "import NAME SRC",
+		Short: "Make an image of a directory, tar, docker-archive or OCI layout",
+		Long: `Import sends SRC to the server, which makes an image of it. SRC is a directory tree,
+an OCI layout directory, an archive (tar, 'docker save', OCI layout), or - for an
+archive on stdin.`,
+		Example: `  dsec image import debian ./rootfs
+  docker save python:3.13 | dsec image import python -`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			total := int64(0)
+			if fi, err := os.Stat(args[1]); err == nil && fi.Mode().IsRegular() {
+				total = fi.Size()
+			}
+			img, err := a.importImage(args[0], total, o, func(o client.ImportOptions) (*client.Image, error) {
+				if args[1] == "-" {
+					return c.Import(cmd.Context(), args[0], a.stdin, o)
+				}
+				return c.ImportPath(cmd.Context(), args[0], args[1], o)
+			})
+			if err != nil {
+				return err
+			}
+			return a.imported(img, asJSON)
+		},
+	}
+	cmd.Flags().StringVar(&o.Format, "format", client.FormatAuto, "auto, dir, tar, docker-archive or oci-layout")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the image as JSON")
+	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{
+		client.FormatAuto, client.FormatDir, client.FormatTar, client.FormatDockerArchive, client.FormatOCILayout,
+	}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// importImage shows the progress of an import: what is sent, then the server's phases.
+func (a *app) importImage(name string, total int64, o client.ImportOptions, do func(client.ImportOptions) (*client.Image, error)) (*client.Image, error) {
+	bar := a.progress("import "+name, total, true)
+	defer bar.end()
+	o.Sent = bar.sent
+	o.Progress = func(p v1.ImageProgress) {
+		if p.Phase != "" && p.Phase != "receive" {
+			bar.step(p.Phase, p.Done, p.Total)
+		}
+	}
+	return do(o)
+}
+
+func (a *app) imported(img *client.Image, asJSON bool) error {
+	if asJSON {
+		return a.json(img)
+	}
+	_, err := fmt.Fprintf(a.stdout, "%s %s (%d files, %s)\n", img.Name, img.Digest, img.Files, size(img.Bytes))
+	return err
+}
+
+func (a *app) imageLsCmd() *cobra.Command {
+	var asJSON, quiet bool
+	cmd := &cobra.Command{
+		Use: "ls", Aliases: []string{"list"}, Short: "List images", Example: "  dsec image ls\n  dsec image ls -q", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			images, err := c.Images(cmd.Context())
+			if err != nil {
+				return err
+			}
+			switch {
+			case asJSON:
+				return a.json(images)
+			case quiet:
+				for _, img := range images {
+					if _, err := fmt.Fprintln(a.stdout, orElse(img.Name, img.Digest)); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			rows := make([][]string, len(images))
+			for i, img := range images {
+				var stored int64
+				for _, l := range img.Layers {
+					stored += l.MetaBytes + l.DataBytes
+				}
+				rows[i] = []string{orDash(img.Name), shortDigest(img.Digest), fmt.Sprint(img.Files), size(img.Bytes), size(stored), age(img.CreatedAt, time.Now())}
+			}
+			return table(a.stdout, []string{"NAME", "DIGEST", "FILES", "SIZE", "STORED", "AGE"}, rows)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
+	return cmd
+}
+
+func orElse(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}
+
+func shortDigest(d string) string {
+	h := strings.TrimPrefix(d, "sha256:")
+	return h[:min(len(h), 12)]
+}
+
+func (a *app) imageInspectCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "inspect NAME", Short: "Show an image: layers, sizes, configuration", Example: "  dsec image inspect debian --json",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeImages(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			img, err := c.Image(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return a.json(img)
+			}
+			rows := [][]string{
+				{"name", orDash(img.Name)}, {"digest", img.Digest}, {"created", stamp(img.CreatedAt, time.Now())},
+				{"files", fmt.Sprint(img.Files)}, {"size", size(img.Bytes)},
+				{"command", orDash(strings.Join(append(img.Config.Entrypoint, img.Config.Cmd...), " "))},
+				{"user, directory", orDash(img.Config.User) + ", " + orDash(img.Config.WorkDir)},
+				{"environment", orDash(strings.Join(img.Config.Env, " "))}, {"labels", pairs(img.Config.Labels)},
+			}
+			for i, l := range img.Layers {
+				rows = append(rows, []string{fmt.Sprintf("layer %d", i), fmt.Sprintf("%s, metadata %s %s, data %s %s",
+					l.Kind, shortDigest(l.MetaDigest), size(l.MetaBytes), orDash(shortDigest(l.DataDigest)), size(l.DataBytes))})
+			}
+			return table(a.stdout, nil, rows)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func (a *app) imageRmCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "rm NAME...", Aliases: []string{"delete"}, Short: "Remove images", Example: "  dsec image rm debian",
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages(-1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			for _, name := range args {
+				if err := c.DeleteImage(cmd.Context(), name); err != nil {
+					return err
+				}
+				if _, err := fmt.Fprintln(a.stdout, name); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}

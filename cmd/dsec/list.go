@@ -1,0 +1,157 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	v1 "dsec/api/v1"
+	"dsec/client"
+)
+
+func (a *app) lsCmd() *cobra.Command {
+	var labels []string
+	var state string
+	var asJSON, quiet bool
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List sandboxes",
+		Example: `  dsec ls
+  dsec ls --label job=eval7 --state running -q
+  dsec ls --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := keyValues("label", labels)
+			if err != nil {
+				return err
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			all := []v1.Sandbox{}
+			for sb, err := range c.All(cmd.Context(), client.ListOptions{Labels: l, State: v1.State(state)}) {
+				if err != nil {
+					return err
+				}
+				all = append(all, sb)
+			}
+			switch {
+			case asJSON:
+				return a.json(all)
+			case quiet:
+				for _, sb := range all {
+					if _, err := fmt.Fprintln(a.stdout, sb.ID); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			rows := make([][]string, len(all))
+			for i, sb := range all {
+				rows[i] = []string{
+					sb.ID, string(sb.State), orDash(sb.Spec.Image), string(sb.Spec.Backend), sb.Node,
+					age(sb.CreatedAt, time.Now()), size(sb.Spec.MemoryBytes), pairs(sb.Spec.Labels),
+				}
+			}
+			return table(a.stdout, []string{"ID", "STATE", "IMAGE", "BACKEND", "NODE", "AGE", "MEMORY", "LABELS"}, rows)
+		},
+	}
+	f := cmd.Flags()
+	f.StringArrayVarP(&labels, "label", "l", nil, "only those with this label, KEY=VALUE (repeatable)")
+	f.StringVar(&state, "state", "", "only those in this state")
+	f.BoolVarP(&quiet, "quiet", "q", false, "print ids only")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions([]string{
+		string(v1.StateCreating), string(v1.StateRunning), string(v1.StateStopping), string(v1.StateStopped), string(v1.StateFailed), string(v1.StateLost),
+	}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (a *app) inspectCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "inspect ID...",
+		Short: "Show all about sandboxes: spec, state, times, usage",
+		Example: `  dsec inspect saaaaaabbbbbccccccccccd
+  dsec inspect --json $(dsec ls -q)`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.completeSandboxes(-1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			all := make([]*v1.Sandbox, 0, len(args))
+			for _, id := range args {
+				sb, err := c.Get(cmd.Context(), id)
+				if err != nil {
+					return err
+				}
+				all = append(all, sb)
+			}
+			if asJSON && len(all) == 1 {
+				return a.json(all[0])
+			}
+			if asJSON {
+				return a.json(all)
+			}
+			for i, sb := range all {
+				if i > 0 {
+					fmt.Fprintln(a.stdout)
+				}
+				if err := table(a.stdout, nil, describe(sb, time.Now())); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: an object, or an array for several ids")
+	return cmd
+}
+
+func describe(sb *v1.Sandbox, now time.Time) [][]string {
+	s := sb.Spec
+	rows := [][]string{
+		{"id", sb.ID}, {"state", string(sb.State)}, {"generation", strconv.FormatUint(sb.Generation, 10)}, {"node", sb.Node},
+		{"backend", string(s.Backend)}, {"image", orDash(s.Image)}, {"digest", orDash(sb.ImageDigest)},
+		{"created", stamp(sb.CreatedAt, now)},
+	}
+	for _, t := range []struct {
+		name string
+		at   *time.Time
+	}{{"started", sb.StartedAt}, {"ended", sb.EndedAt}, {"expires", sb.ExpiresAt}} {
+		if t.at != nil {
+			rows = append(rows, []string{t.name, stamp(*t.at, now)})
+		}
+	}
+	rows = append(rows, [][]string{
+		{"create took", fmt.Sprintf("%.1f ms", sb.CreateMS)},
+		{"limits", fmt.Sprintf("cpu %g, memory %s, processes %d", float64(s.CPUMillis)/1000, size(s.MemoryBytes), s.PIDs)},
+		{"user, directory", orDash(s.User) + ", " + orDash(s.WorkDir)}, {"hostname", orDash(s.Hostname)},
+		{"labels", pairs(s.Labels)}, {"environment", pairs(s.Env)},
+	}...)
+	if u := sb.Usage; u != nil {
+		rows = append(rows, [][]string{
+			{"cpu used", fmt.Sprintf("%.2f s", u.CPUSeconds)},
+			{"memory", fmt.Sprintf("%s, peak %s", size(u.MemoryBytes), size(u.PeakMemoryBytes))},
+			{"processes", strconv.FormatInt(u.Processes, 10)}, {"disk written", size(u.DiskBytes)},
+			{"oom kills", strconv.FormatInt(u.OOMKills, 10)},
+		}...)
+	}
+	if sb.Error != nil {
+		rows = append(rows, []string{"error", sb.Error.Error()})
+	}
+	return rows
+}
+
+func stamp(t, now time.Time) string {
+	if d := t.Sub(now); d > 0 {
+		return fmt.Sprintf("%s (in %s)", t.UTC().Format(time.RFC3339), d.Round(time.Second))
+	}
+	return fmt.Sprintf("%s (%s ago)", t.UTC().Format(time.RFC3339), age(t, now))
+}

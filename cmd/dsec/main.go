@@ -1,0 +1,26 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	// A broken pipe is an error of the write, not the end of the process: what run made
+	// has to be removed.
+	signal.Ignore(syscall.SIGPIPE)
+	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	sigs := make(chan os.Signal, 4)
+	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	a.signals = newSignals(cancel)
+	go func() {
+		for s := range sigs {
+			a.signals.deliver(s.(syscall.Signal))
+		}
+	}()
+	code := a.main(ctx, os.Args[1:])
+	os.Exit(code)
+}

@@ -1,0 +1,526 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+	"dsec/internal/clienttest"
+)
+
+// cli runs command lines against a fake server.
+type cli struct {
+	t *testing.T
+	s *clienttest.Server
+}
+
+func newCLI(t *testing.T) *cli { return &cli{t, clienttest.New(t)} }
+
+type outcome struct {
+	code     int
+	out, err string
+}
+
+func (c *cli) run(args ...string) outcome { return c.with(c.t.Context(), "", args...) }
+
+func (c *cli) with(ctx context.Context, stdin string, args ...string) outcome {
+	var out, errOut bytes.Buffer
+	a := &app{stdin: strings.NewReader(stdin), stdout: &out, stderr: &errOut}
+	code := a.main(ctx, c.args(args...))
+	return outcome{code, out.String(), errOut.String()}
+}
+
+func (c *cli) args(args ...string) []string {
+	return append([]string{"--url", c.s.URL, "--token", clienttest.Token}, args...)
+}
+
+// ok runs a command line that must succeed and returns its output without the last newline.
+func (c *cli) ok(args ...string) string {
+	c.t.Helper()
+	r := c.run(args...)
+	if r.code != 0 {
+		c.t.Fatalf("dsec %s: exit code %d\n%s%s", strings.Join(args, " "), r.code, r.out, r.err)
+	}
+	return strings.TrimSuffix(r.out, "\n")
+}
+
+// fails runs a command line that must end with code and say what.
+func (c *cli) fails(code int, what string, args ...string) {
+	c.t.Helper()
+	if r := c.run(args...); r.code != code || !strings.Contains(r.err, what) {
+		c.t.Errorf("dsec %s: exit code %d, want %d with %q:\n%s", strings.Join(args, " "), r.code, code, what, r.err)
+	}
+}
+
+func into[T any](t *testing.T, s string) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal([]byte(s), &v); err != nil {
+		t.Fatalf("%v in %q", err, s)
+	}
+	return v
+}
+
+func TestCreateLsInspectRm(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	id := c.ok("create", "--label", "job=a", "--memory", "1g", "--cpu", "500m", "-e", "A=b", "--ttl", "2h", "busybox")
+	sb := into[v1.Sandbox](t, c.ok("inspect", "--json", id))
+	if sb.Spec.MemoryBytes != 1<<30 || sb.Spec.CPUMillis != 500 || sb.Spec.Env["A"] != "b" || sb.Spec.MaxTTL != 7200 || sb.Spec.Labels["job"] != "a" {
+		t.Errorf("%+v", sb.Spec)
+	}
+	if out := c.ok("inspect", id); !strings.Contains(out, "memory 1 GiB") || !strings.Contains(out, "peak 2 MiB") {
+		t.Errorf("%s", out)
+	}
+	if lines := strings.Split(c.ok("create", "--count", "3", "--label", "job=b", "busybox"), "\n"); len(lines) != 3 {
+		t.Errorf("%q", lines)
+	}
+	if one := into[v1.Sandbox](t, c.ok("create", "--json", "--backend", "hollow")); one.State != v1.StateRunning {
+		t.Errorf("%+v", one)
+	}
+	if all := into[[]v1.Sandbox](t, c.ok("ls", "--json")); len(all) != 5 {
+		t.Errorf("%d in ls", len(all))
+	}
+	if got := c.ok("ls", "-q", "-l", "job=a", "--state", "running"); got != id {
+		t.Errorf("ls -q: %q", got)
+	}
+	if out := c.ok("ls"); !strings.HasPrefix(out, "ID ") || strings.Count(out, "\n") != 5 {
+		t.Errorf("%s", out)
+	}
+	if got := c.ok("rm", id); got != id {
+		t.Errorf("rm printed %q", got)
+	}
+	c.fails(1, "sandbox_gone", "inspect", id)
+	if got := into[v1.DeleteResult](t, strings.TrimSpace(c.run("rm", "--json", id).out)); got.ID != id || got.Error.Code != string(errs.SandboxGone) {
+		t.Errorf("%+v", got)
+	}
+	if out := c.ok("rm", "--label", "job=b"); strings.Count(out, "\n") != 2 {
+		t.Errorf("%q", out)
+	}
+	c.fails(2, "confirm with --yes", "rm", "--all")
+	c.ok("rm", "--all", "--yes")
+	if n := len(c.s.Sandboxes()); n != 0 {
+		t.Errorf("%d left", n)
+	}
+	c.ok("rm", "--all", "--yes") // of nothing
+	if key := c.ok("create", "--idempotency-key", "k", "busybox"); key != c.ok("create", "--idempotency-key", "k", "busybox") {
+		t.Error("one key made two sandboxes")
+	}
+}
+
+func TestCreateManyReportsFailures(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	c.s.Fail("one of batch", 1, errs.New(errs.NodeFull, "edge.admit", "memory is used up"))
+	r := c.run("create", "--count", "3", "--json", "busybox")
+	if r.code != 1 || strings.Count(r.out, "\n") != 3 || !strings.Contains(r.out, `"code":"node_full"`) || !strings.Contains(r.err, "1 of 3") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestRun(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	r := c.with(t.Context(), "input\n", "run", "busybox", "--", "sh", "-c", "cat; echo err >&2; exit 9")
+	if r.code != 9 || r.out != "input\n" || r.err != "err\n" {
+		t.Errorf("%+v", r)
+	}
+	c.fails(127, "command_not_found", "run", "busybox", "--", "no-such-command")
+	c.fails(125, "image_not_found", "run", "none", "--", "true")
+	c.fails(137, "longer than --timeout", "run", "--timeout", "50ms", "busybox", "--", "sleep", "60")
+	c.fails(2, "the command is missing", "run", "busybox")
+	c.fails(2, "IMAGE is missing", "run", "--", "true")
+	c.fails(2, "needs a terminal", "run", "-t", "busybox", "--", "true")
+	if left := c.s.Sandboxes(); len(left) != 0 {
+		t.Errorf("run left %v", left)
+	}
+}
+
+// run must remove its sandbox also when it is stopped.
+func TestRunRemovesAfterSignal(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r, w := io.Pipe()
+	a := &app{stdin: strings.NewReader(""), stdout: w, stderr: io.Discard, signals: newSignals(cancel)}
+	done := make(chan int)
+	go func() { done <- a.main(ctx, c.args("run", "busybox", "--", "sh", "-c", "echo up; sleep 60")) }()
+	if _, err := io.ReadFull(r, make([]byte, 3)); err != nil {
+		t.Fatal(err)
+	}
+	a.signals.deliver(syscall.SIGTERM)
+	if code := <-done; code != 143 {
+		t.Errorf("exit code %d, want 143", code)
+	}
+	if left := c.s.Sandboxes(); len(left) != 0 {
+		t.Errorf("run left %v", left)
+	}
+}
+
+func TestExec(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	id := c.ok("create", "busybox")
+	if out := c.ok("exec", "-e", "X=y", "--cwd", "/tmp", id, "--", "sh", "-c", "echo $X; pwd"); !strings.HasPrefix(out, "y\n") || !strings.HasSuffix(out, "/tmp") {
+		t.Errorf("%q", out)
+	}
+	if r := c.with(t.Context(), "a\n", "exec", "-i", id, "--", "cat"); r.code != 0 || r.out != "a\n" {
+		t.Errorf("%+v", r)
+	}
+	if r := c.with(t.Context(), "a\n", "exec", id, "--", "cat"); r.code != 0 || r.out != "" {
+		t.Errorf("stdin without -i: %+v", r)
+	}
+	if r := c.run("exec", id, "--", "sh", "-c", "kill -9 $$"); r.code != 137 {
+		t.Errorf("%+v", r)
+	}
+	c.fails(127, "command_not_found", "exec", id, "--", "no-such-command")
+	c.fails(126, "command_not_executable", "exec", id, "--", "/etc/passwd")
+	c.fails(125, "sandbox_not_found", "exec", "nothing", "--", "true")
+	c.fails(137, "longer than --timeout", "exec", "--timeout", "50ms", id, "--", "sleep", "60")
+	c.fails(2, "put the command after it", "exec", id, "true", "--", "x")
+	c.fails(2, "cannot be used with", "exec", "-d", "-i", id, "--", "true")
+	c.fails(2, "not of the form", "exec", "-e", "=x", id, "--", "true")
+}
+
+// The first signal is the command's, the second ours.
+func TestExecForwardsSignals(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	id := c.ok("create", "busybox")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r, w := io.Pipe()
+	a := &app{stdin: strings.NewReader(""), stdout: w, stderr: io.Discard, signals: newSignals(cancel)}
+	done := make(chan int)
+	go func() {
+		done <- a.main(ctx, c.args("exec", id, "--", "sh", "-c", "trap 'echo int; exit 5' INT; echo up; while :; do sleep 0.01; done"))
+	}()
+	if _, err := io.ReadFull(r, make([]byte, 3)); err != nil {
+		t.Fatal(err)
+	}
+	go io.Copy(io.Discard, r)
+	a.signals.deliver(syscall.SIGINT)
+	if code := <-done; code != 5 {
+		t.Errorf("exit code %d, want the command's 5", code)
+	}
+}
+
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	id := c.ok("create", "busybox")
+	pid := c.ok("exec", "-d", "--tag", "srv", id, "--", "sh", "-c", "trap 'echo bye; exit 7' TERM; echo 0123456789; echo warn >&2; while :; do sleep 0.01; done")
+	if got := into[struct{ PID uint32 }](t, c.ok("exec", "-d", "--json", id, "--", "sh", "-c", "echo second; exit 3")); got.PID == 0 {
+		t.Error("no pid in JSON")
+	}
+	eventually(t, "both have printed", func() bool {
+		l := into[[]processJSON](t, c.ok("ps", "--json", id))
+		return len(l) == 2 && l[0].StdoutBytes == 11 && l[1].ExitCode != nil && *l[1].ExitCode == 3
+	})
+	if out := c.ok("ps", id); !strings.Contains(out, pid) || !strings.Contains(out, "exit 3") || !strings.Contains(out, "running") {
+		t.Errorf("%s", out)
+	}
+	if r := c.run("logs", id, "srv"); r.out != "0123456789\n" || r.err != "warn\n" || r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	if out := c.ok("logs", id); !strings.Contains(out, "srv | 0123456789\n") || !strings.Contains(out, " | second") {
+		t.Errorf("%q", out)
+	}
+	c.fails(1, "process_not_found", "logs", id, "none")
+	c.fails(2, "not a signal", "kill", "-s", "NOPE", id, "srv")
+	if out := c.ok("kill", "-s", "sigterm", id, "srv"); out != "" {
+		t.Errorf("%q", out)
+	}
+	eventually(t, "it has ended", func() bool { return !into[[]processJSON](t, c.ok("ps", "--json", id))[0].Running })
+	if r := c.run("attach", "--from", "5", id, pid); r.code != 7 || r.out != "56789\nbye\n" {
+		t.Errorf("%+v", r)
+	}
+	if r := c.run("logs", "-f", id); r.code != 0 || !strings.Contains(r.out, "srv | bye") {
+		t.Errorf("%+v", r)
+	}
+	c.fails(125, "process_not_found", "attach", id, "none")
+	c.fails(1, "process_exited", "kill", id, "srv")
+}
+
+func TestCp(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	id := c.ok("create", "busybox")
+	dir := t.TempDir()
+	src := filepath.Join(dir, "src")
+	if err := os.MkdirAll(filepath.Join(src, "sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(src, "sub/run"), []byte("hi"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c.ok("cp", src, id+":/work")
+	c.ok("cp", id+":/work", filepath.Join(dir, "back"))
+	if fi, err := os.Stat(filepath.Join(dir, "back/sub/run")); err != nil || fi.Mode() != 0o755 {
+		t.Errorf("%v, %v", fi, err)
+	}
+	if r := c.with(t.Context(), "from stdin", "cp", "-", id+":/tmp/in"); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	if out := c.ok("cp", id+":/tmp/in", "-"); out != "from stdin" {
+		t.Errorf("%q", out)
+	}
+	tar := c.ok("cp", id+":/work", "-")
+	if r := c.with(t.Context(), tar+"\n", "cp", "-", id+":/copy/"); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	if out := c.ok("cp", id+":/copy/work/sub/run", "-"); out != "hi" {
+		t.Errorf("a tree through a pipe: %q", out)
+	}
+	c.fails(2, "neither", "cp", "a", "b")
+	c.fails(2, "both ends", "cp", id+":/a", id+":/b")
+	c.fails(1, "path_not_found", "cp", id+":/none", dir)
+}
+
+func TestImages(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if r := c.run("image", "import", "mine", dir); r.code != 0 || !strings.HasPrefix(r.out, "mine sha256:") || !strings.Contains(r.err, "import mine: unpack") {
+		t.Errorf("%+v", r)
+	}
+	if img := into[v1.Image](t, c.ok("image", "inspect", "--json", "mine")); img.Files != 2 {
+		t.Errorf("%+v", img)
+	}
+	if out := c.ok("image", "inspect", "mine"); !strings.Contains(out, "files") {
+		t.Errorf("%s", out)
+	}
+	if out := c.ok("image", "ls", "-q"); out != "busybox\nmine" {
+		t.Errorf("%q", out)
+	}
+	if l := into[[]v1.Image](t, c.ok("image", "ls", "--json")); len(l) != 2 {
+		t.Errorf("%v", l)
+	}
+	if out := c.ok("image", "ls"); !strings.HasPrefix(out, "NAME ") {
+		t.Errorf("%s", out)
+	}
+	if r := c.with(t.Context(), "this is no tar"+strings.Repeat(" ", 1000), "image", "import", "bad", "-"); r.code != 1 || !strings.Contains(r.err, "image_corrupt") {
+		t.Errorf("%+v", r)
+	}
+	if out := c.ok("image", "rm", "mine"); out != "mine" {
+		t.Errorf("%q", out)
+	}
+	c.fails(1, "image_not_found", "image", "inspect", "mine")
+	c.fails(2, "say what to do", "image")
+}
+
+func TestManagement(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	if out := c.ok("token", "create", "ci", "--right", "read,sandbox", "--ttl", "1h"); out != "secret-t1" {
+		t.Errorf("%q", out)
+	}
+	if l := into[[]v1.Token](t, c.ok("token", "ls", "--json")); len(l) != 1 || len(l[0].Rights) != 2 {
+		t.Errorf("%+v", l)
+	}
+	if out := c.ok("token", "ls"); !strings.Contains(out, "read,sandbox") {
+		t.Errorf("%s", out)
+	}
+	if out := c.ok("token", "rm", "t1"); out != "t1" {
+		t.Errorf("%q", out)
+	}
+	c.fails(2, "one of read", "token", "create", "x", "--right", "root")
+	if l := into[[]v1.Node](t, c.ok("node", "ls", "--json")); len(l) != 1 || l[0].ID != clienttest.Node {
+		t.Errorf("%+v", l)
+	}
+	if out := c.ok("node", "ls"); !strings.Contains(out, "0/100") {
+		t.Errorf("%s", out)
+	}
+	if v := into[struct{ Client, Server string }](t, c.ok("version", "--json")); v.Client == "" || v.Server != "test" {
+		t.Errorf("%+v", v)
+	}
+	c.ok("version")
+	id := c.ok("create", "busybox")
+	if out := c.ok("events"); !strings.Contains(out, id) || !strings.Contains(out, "running") {
+		t.Errorf("%s", out)
+	}
+	if e := into[v1.Event](t, c.ok("events", "--json", "--from", "0")); e.Revision != 1 || e.Sandbox.ID != id {
+		t.Errorf("%+v", e)
+	}
+	if out := c.ok("completion", "bash"); !strings.Contains(out, "dsec") {
+		t.Error("no completion script")
+	}
+}
+
+func TestUsageErrors(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	c.fails(2, "did you mean --json?", "ls", "--jsn")
+	c.fails(2, "did you mean", "creat")
+	c.fails(2, "unknown command", "image", "pull")
+	c.fails(2, "accepts 2 arg(s)", "cp", "a")
+	c.fails(2, "512MiB", "create", "--memory", "lots", "busybox")
+	c.fails(2, "number of cores", "create", "--cpu", "x", "busybox")
+	c.fails(2, "IMAGE is missing", "create")
+	c.fails(2, "1 to 10000", "create", "--count", "0", "busybox")
+	c.fails(2, "key=value", "ls", "--label", "x")
+	c.fails(2, "only one of", "rm", "--label", "a=b", "id")
+	c.fails(2, "needs a terminal", "exec", "-t", "id", "--", "true")
+	c.fails(2, "shell needs a terminal", "shell", "id")
+	c.fails(2, "--image is missing", "bench", "create")
+}
+
+func TestErrorsSayWhatWhyAndNext(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	c.s.Fail("POST /v1/sandboxes", 1, func() error {
+		e := errs.New(errs.NodeFull, "edge.admit", "no room for 512 MiB").After(3 * time.Second).Because(fmt.Errorf("memory: 8 of 8 GiB"))
+		e.Node = "n1"
+		return e
+	}())
+	r := c.run("create", "busybox")
+	want := "dsec: create sandbox: no room for 512 MiB\n  why:   memory: 8 of 8 GiB\n  error: node_full (step edge.admit, node n1, request req-1)\n" +
+		"  next:  wait for the retry-after time or remove sandboxes\n  retry after 3s\n"
+	if r.code != 1 || r.err != want {
+		t.Errorf("got\n%swant\n%s", r.err, want)
+	}
+	a := &app{stdin: strings.NewReader(""), stdout: io.Discard, stderr: io.Discard}
+	if code := a.main(t.Context(), []string{"--url", c.s.URL, "--token", "wrong", "ls"}); code != 1 {
+		t.Errorf("wrong token: exit code %d", code)
+	}
+}
+
+type brokenPipe struct{}
+
+func (brokenPipe) Write([]byte) (int, error) {
+	return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE}
+}
+
+func TestBrokenPipeIsQuiet(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	for _, args := range [][]string{{"image", "ls"}, {"run", "busybox", "--", "yes"}, {"version", "--json"}} {
+		var errOut bytes.Buffer
+		a := &app{stdin: strings.NewReader(""), stdout: brokenPipe{}, stderr: &errOut}
+		code := a.main(t.Context(), c.args(args...))
+		if errOut.Len() > 0 || code != exitPipe && !(args[0] == "run" && code == exitPlatform) {
+			t.Errorf("%v: exit code %d, %q", args, code, errOut.String())
+		}
+	}
+	if left := c.s.Sandboxes(); len(left) != 0 {
+		t.Errorf("run left %v", left)
+	}
+}
+
+func TestCompletionAsksTheServer(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	id := c.ok("create", "busybox")
+	c.ok("exec", "-d", "--tag", "srv", id, "--", "sleep", "60")
+	for _, x := range []struct {
+		want string
+		args []string
+	}{
+		{id, []string{"exec", ""}}, {id, []string{"rm", id[:5]}}, {"busybox", []string{"run", "bus"}},
+		{"srv", []string{"attach", id, ""}}, {"srv", []string{"kill", id, "s"}}, {id + ":", []string{"cp", id[:3]}},
+		{"docker-archive", []string{"image", "import", "--format", "doc"}}, {"sandbox", []string{"token", "create", "--right", "s"}},
+	} {
+		if out := c.ok(append([]string{"__complete"}, x.args...)...); !strings.Contains("\n"+out, "\n"+x.want) {
+			t.Errorf("%v completes to %q, want %s", x.args, out, x.want)
+		}
+	}
+}
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// Every verb has help with an example, and a change of it is seen in review.
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	a := &app{stdin: strings.NewReader(""), stdout: io.Discard, stderr: io.Discard}
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		if cmd.Short == "" || cmd.Example == "" {
+			t.Errorf("%s has no description or no example", cmd.CommandPath())
+		}
+		var out bytes.Buffer
+		args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
+		b := &app{stdin: strings.NewReader(""), stdout: &out, stderr: io.Discard}
+		if code := b.main(t.Context(), args); code != 0 {
+			t.Errorf("%v: exit code %d", args, code)
+		}
+		golden := filepath.Join("testdata", "help", strings.ReplaceAll(cmd.CommandPath(), " ", "_")+".txt")
+		if *update {
+			if err := os.MkdirAll(filepath.Dir(golden), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(golden, out.Bytes(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(golden)
+		if err != nil || !bytes.Equal(want, out.Bytes()) {
+			t.Errorf("help of %s differs from %s (%v); 'go test -update' accepts it:\n%s", cmd.CommandPath(), golden, err, out.String())
+		}
+		for _, c := range cmd.Commands() {
+			if c.Name() != "help" && c.Name() != "completion" {
+				walk(c)
+			}
+		}
+	}
+	walk(a.root())
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it never happens that %s", what)
+		}
+	}
+}
+
+func TestBench(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	type result struct {
+		Name   string
+		OK     int
+		Extra  map[string]float64
+		Target string
+	}
+	res := into[[]result](t, c.ok("bench", "create", "--image", "busybox", "--count", "4", "--parallel", "2", "--hold", "--json"))
+	if len(res) != 2 || res[0].OK != 4 || res[1].Name != "rm" || res[1].OK != 4 {
+		t.Errorf("%+v", res)
+	}
+	for _, args := range [][]string{
+		{"exec", "--sandboxes", "2", "--parallel", "2", "--count", "6"}, {"session", "--duration", "50ms"}, {"files", "--size", "1MiB", "--dir", "/tmp"},
+		{"stream", "--size", "2m", "--connections", "2"}, {"memory", "--count", "1", "--settle", "1ms"},
+	} {
+		if out := c.ok(append([]string{"bench", args[0], "--image", "busybox"}, args[1:]...)...); !strings.Contains(out, "p99 ms") || !strings.Contains(out, "host:") {
+			t.Errorf("%v: %s", args, out)
+		}
+	}
+	r := c.run("bench", "exec", "--image", "busybox", "--count", "2", "--peer", "docker", "--peer-socket", filepath.Join(t.TempDir(), "none"))
+	if r.code != 1 || !strings.Contains(r.err, "no Docker engine here") || !strings.Contains(r.out, "exec") {
+		t.Errorf("%+v", r)
+	}
+	c.s.Fail("process.exec", 1, errs.New(errs.GuestUnreachable, "route", "no guest"))
+	if r := c.run("bench", "create", "--image", "busybox", "--count", "2"); r.code != 1 || !strings.Contains(r.err, "1 of 2 operations failed") || !strings.Contains(r.out, "no guest") {
+		t.Errorf("%+v", r)
+	}
+	c.fails(2, "only docker", "bench", "exec", "--image", "x", "--peer", "podman")
+	c.fails(2, "either --count or --duration", "bench", "exec", "--image", "x", "--count", "3", "--duration", "1s")
+	if left := c.s.Sandboxes(); len(left) != 0 {
+		t.Errorf("bench left %v", left)
+	}
+}

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"dsec/aether/msg"
+	"dsec/client"
+)
+
+// processJSON is what ps --json prints of a process.
+type processJSON struct {
+	PID         uint32    `json:"pid"`
+	Tag         string    `json:"tag,omitempty"`
+	Running     bool      `json:"running"`
+	ExitCode    *int32    `json:"exit_code,omitempty"`
+	StartedAt   time.Time `json:"started_at"`
+	Command     []string  `json:"command"`
+	User        string    `json:"user,omitempty"`
+	Cwd         string    `json:"cwd,omitempty"`
+	TTY         bool      `json:"tty,omitempty"`
+	Session     string    `json:"session,omitempty"`
+	StdoutBytes uint64    `json:"stdout_bytes"`
+	StderrBytes uint64    `json:"stderr_bytes"`
+}
+
+func processOf(p *client.ProcessInfo) processJSON {
+	j := processJSON{
+		PID: p.Pid, Tag: p.Tag, Running: p.Running, StartedAt: time.UnixMilli(int64(p.StartedUnixMs)).UTC(),
+		Session: p.Session, StdoutBytes: p.StdoutBytes, StderrBytes: p.StderrBytes,
+	}
+	if s := p.Start; s != nil {
+		j.Command, j.User, j.Cwd, j.TTY = append([]string{s.Cmd}, s.Args...), s.User, s.Cwd, s.Pty != nil
+	}
+	if !p.Running && p.Exit != nil {
+		j.ExitCode = &p.Exit.ExitCode
+	}
+	return j
+}
+
+func commandLine(p *client.ProcessInfo) string {
+	if p.Start == nil {
+		return ""
+	}
+	return strings.Join(append([]string{p.Start.Cmd}, p.Start.Args...), " ")
+}
+
+func (a *app) psCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:               "ps ID",
+		Short:             "List what was started in a sandbox",
+		Example:           "  dsec ps $id\n  dsec ps --json $id",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeSandboxes(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			procs, err := c.Sandbox(args[0]).Processes(cmd.Context())
+			if err != nil {
+				return err
+			}
+			list := make([]processJSON, len(procs))
+			for i, p := range procs {
+				list[i] = processOf(p)
+			}
+			if asJSON {
+				return a.json(list)
+			}
+			rows := make([][]string, len(list))
+			for i, p := range list {
+				state := "running"
+				if p.ExitCode != nil {
+					state = fmt.Sprintf("exit %d", *p.ExitCode)
+				}
+				rows[i] = []string{
+					strconv.FormatUint(uint64(p.PID), 10), orDash(p.Tag), state, age(p.StartedAt, time.Now()),
+					orDash(p.User), size(int64(p.StdoutBytes + p.StderrBytes)), oneLine(strings.Join(p.Command, " "), 60),
+				}
+			}
+			return table(a.stdout, []string{"PID", "TAG", "STATE", "AGE", "USER", "OUTPUT", "COMMAND"}, rows)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// oneLine makes text safe and short enough for a table.
+func oneLine(s string, width int) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, s)
+	if r := []rune(s); len(r) > width {
+		return string(r[:width-1]) + "…"
+	}
+	return s
+}
+
+func (a *app) killCmd() *cobra.Command {
+	sig := "TERM"
+	cmd := &cobra.Command{
+		Use:   "kill ID PROCESS",
+		Short: "Send a signal to a process and all it started",
+		Long:  "Kill sends a signal to the process group of PROCESS, a pid or tag of 'dsec ps'.",
+		Example: `  dsec kill $id 42
+  dsec kill -s INT $id server`,
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: a.completeProcess(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			n, err := parseSignal(sig)
+			if err != nil {
+				return err
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			return c.Sandbox(args[0]).Kill(cmd.Context(), selector(args[1]), n)
+		},
+	}
+	cmd.Flags().StringVarP(&sig, "signal", "s", sig, "signal, by name or number")
+	return cmd
+}
+
+func parseSignal(s string) (int, error) {
+	if n, err := strconv.Atoi(s); err == nil && n > 0 && n < 65 {
+		return n, nil
+	}
+	if n := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG")); n != 0 {
+		return int(n), nil
+	}
+	return 0, usagef("%q is not a signal; write it like TERM, SIGINT or 9", s)
+}
+
+func (a *app) attachCmd() *cobra.Command {
+	var from uint64
+	var noStdin bool
+	cmd := &cobra.Command{
+		Use:   "attach ID PROCESS",
+		Short: "Connect to a process that was started before",
+		Long: `Attach prints a process's output from an offset on (by default all that is kept) and
+follows it; its exit code becomes ours. Stdin goes to the process if it was started
+with one. Ctrl-C leaves the process running; on a terminal it goes to the process, and
+Ctrl-P Ctrl-Q leaves.`,
+		Example: `  dsec attach $id server
+  dsec attach --from 1048576 --no-stdin $id 42 > rest.log`,
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: a.completeProcess(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return platform(err)
+			}
+			sb, sel := c.Sandbox(args[0]), selector(args[1])
+			info, err := findProcess(cmd, sb, sel)
+			if err != nil {
+				return platform(err)
+			}
+			return platform(a.attach(cmd, sb, info, from, !noStdin))
+		},
+	}
+	cmd.Flags().Uint64Var(&from, "from", 0, "offset of stdout (or the terminal) to start at")
+	cmd.Flags().BoolVar(&noStdin, "no-stdin", false, "only look")
+	return cmd
+}
+
+func (a *app) attach(cmd *cobra.Command, sb *client.Sandbox, info *msg.ProcessInfo, from uint64, stdin bool) error {
+	o := client.IO{Stdout: a.stdout, Stderr: a.stderr, OnGap: a.reportGap}
+	stdin = stdin && info.Running && info.Start != nil && (info.Start.Stdin || info.Start.Pty != nil)
+	tty := stdin && info.Start.Pty != nil && isTerminal(a.stdin)
+	var p *client.Process
+	started := make(chan struct{})
+	detach := func() { <-started; p.Detach() }
+	if stdin {
+		o.Stdin = a.stdin
+	}
+	var initial client.Size
+	if tty {
+		size, restore, err := a.raw()
+		if err != nil {
+			return err
+		}
+		defer restore()
+		initial = size
+		o.Stdin = &detachReader{r: a.stdin, on: func() { go detach() }}
+	}
+	p, err := sb.Attach(cmd.Context(), client.Selector{PID: info.Pid}, o, client.AttachOptions{StdoutFrom: from})
+	if err != nil {
+		return err
+	}
+	close(started)
+	if tty {
+		p.Resize(cmd.Context(), initial)
+		defer a.followSize(cmd.Context(), p)()
+	}
+	return a.wait(p)
+}
+
+func (a *app) reportGap(stderr bool, from, to uint64) {
+	name := "stdout"
+	if stderr {
+		name = "stderr"
+	}
+	fmt.Fprintf(a.stderr, "dsec: %d bytes of %s from offset %d are no longer kept\n", to-from, name, from)
+}
+
+func findProcess(cmd *cobra.Command, sb *client.Sandbox, sel client.Selector) (*msg.ProcessInfo, error) {
+	procs, err := sb.Processes(cmd.Context())
+	if err != nil {
+		return nil, err
+	}
+	for i := len(procs) - 1; i >= 0; i-- { // the latest of a tag
+		if p := procs[i]; sel.Tag != "" && p.Tag == sel.Tag || sel.PID != 0 && p.Pid == sel.PID {
+			return p, nil
+		}
+	}
+	return nil, notFound(sb, sel)
+}

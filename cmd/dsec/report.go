@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"dsec/api/v1/errs"
+)
+
+// Exit codes of our own.
+const (
+	exitFailure  = 1
+	exitUsage    = 2
+	exitPlatform = 125
+	exitPipe     = 128 + int(syscall.SIGPIPE)
+)
+
+// codeError ends the program with a code; a nil err prints nothing.
+type codeError struct {
+	code int
+	err  error
+}
+
+func (e *codeError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *codeError) Unwrap() error { return e.err }
+
+// platform marks a failure of exec or run that is not the command's.
+func platform(err error) error {
+	var ce *codeError
+	if err == nil || errors.As(err, &ce) {
+		return err
+	}
+	return &codeError{exitPlatform, err}
+}
+
+// usageError is a mistake in the command line.
+type usageError struct {
+	msg, suggestion string
+}
+
+func (e *usageError) Error() string { return e.msg }
+
+func usagef(format string, args ...any) error { return &usageError{msg: fmt.Sprintf(format, args...)} }
+
+// report prints err (what, why, what to do next) and returns the exit code.
+func (a *app) report(ctx context.Context, cmd *cobra.Command, err error) int {
+	if err == nil {
+		return 0
+	}
+	var ce *codeError
+	hasCode := errors.As(err, &ce)
+	if hasCode && ce.err == nil {
+		return ce.code
+	}
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) {
+		return exitPipe // whoever read us has left: nobody to tell
+	}
+	var sig signalError
+	if errors.As(context.Cause(ctx), &sig) {
+		fmt.Fprintf(a.stderr, "dsec: %v\n", sig)
+		return 128 + int(sig.sig)
+	}
+	var ue *usageError
+	if errors.As(err, &ue) || strings.HasPrefix(err.Error(), "unknown command") {
+		a.reportUsage(cmd, err, ue)
+		return exitUsage
+	}
+	a.reportError(err)
+	if hasCode {
+		return ce.code
+	}
+	return exitFailure
+}
+
+func (a *app) reportUsage(cmd *cobra.Command, err error, ue *usageError) {
+	fmt.Fprintf(a.stderr, "dsec: %v\n", err)
+	if ue != nil && ue.suggestion != "" {
+		fmt.Fprintf(a.stderr, "  did you mean %s?\n", ue.suggestion)
+	}
+	fmt.Fprintf(a.stderr, "  usage: %s\n  see '%s --help'\n", cmd.UseLine(), cmd.CommandPath())
+}
+
+func (a *app) reportError(err error) {
+	var e *errs.Error
+	if !errors.As(err, &e) {
+		fmt.Fprintf(a.stderr, "dsec: %v\n", err)
+		var xe *exec.Error
+		if errors.As(err, &xe) {
+			fmt.Fprintf(a.stderr, "  next: install %s\n", xe.Name)
+		}
+		return
+	}
+	what := e.Message
+	if prefix, ok := strings.CutSuffix(err.Error(), e.Error()); ok && prefix != "" {
+		what = prefix + e.Message
+	}
+	fmt.Fprintf(a.stderr, "dsec: %s\n", what)
+	if e.Cause != nil {
+		fmt.Fprintf(a.stderr, "  why:   %v\n", e.Cause)
+	}
+	var where []string
+	for _, kv := range [][2]string{{"step", e.Phase}, {"node", e.Node}, {"sandbox", e.Sandbox}, {"request", e.Details["request_id"]}} {
+		if kv[1] != "" {
+			where = append(where, kv[0]+" "+kv[1])
+		}
+	}
+	fmt.Fprintf(a.stderr, "  error: %s", e.Code)
+	if len(where) > 0 {
+		fmt.Fprintf(a.stderr, " (%s)", strings.Join(where, ", "))
+	}
+	fmt.Fprintln(a.stderr)
+	if hint := e.Hint(); hint != "" {
+		fmt.Fprintf(a.stderr, "  next:  %s\n", hint)
+	}
+	if e.RetryAfter > 0 {
+		fmt.Fprintf(a.stderr, "  retry after %s\n", e.RetryAfter)
+	}
+}
+
+// flagError adds the flag that was probably meant.
+func flagError(cmd *cobra.Command, err error) error {
+	ue := &usageError{msg: err.Error()}
+	if _, name, ok := strings.Cut(err.Error(), "unknown flag: --"); ok {
+		best := 3
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if d := distance(name, f.Name); d < best && !f.Hidden {
+				best, ue.suggestion = d, "--"+f.Name
+			}
+		})
+	}
+	return ue
+}
+
+// strictArgs turns the argument errors of all verbs into usage errors.
+func strictArgs(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(c *cobra.Command, args []string) error {
+			err := check(c, args)
+			if err == nil {
+				return nil
+			}
+			ue := &usageError{msg: err.Error()}
+			if len(args) > 0 {
+				if s := c.SuggestionsFor(args[0]); len(s) > 0 {
+					ue.suggestion = strings.Join(s, " or ")
+				}
+			}
+			return ue
+		}
+	}
+	for _, c := range cmd.Commands() {
+		strictArgs(c)
+	}
+}
+
+// distance is the number of edits between two words.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diag := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diag
+			if a[i] != b[j] {
+				cost++
+			}
+			diag, row[j+1] = row[j+1], min(cost, row[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	v1 "dsec/api/v1"
+	"dsec/client"
+)
+
+func (a *app) rmCmd() *cobra.Command {
+	var labels []string
+	var all, yes, asJSON bool
+	cmd := &cobra.Command{
+		Use:     "rm [ID...]",
+		Aliases: []string{"delete"},
+		Short:   "Remove sandboxes",
+		Long: `Rm removes the named sandboxes, those with all given labels, or (--all --yes) every
+one, in whatever state, and prints each id once nothing of it is left.`,
+		Example: `  dsec rm saaaaaabbbbbccccccccccd
+  dsec rm --label job=eval7
+  dsec rm --all --yes`,
+		ValidArgsFunction: a.completeSandboxes(-1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := keyValues("label", labels)
+			if err != nil {
+				return err
+			}
+			given := 0
+			for _, b := range []bool{len(args) > 0, len(l) > 0, all} {
+				if b {
+					given++
+				}
+			}
+			switch {
+			case given == 0:
+				return usagef("name sandboxes, or select them with --label or --all")
+			case given > 1:
+				return usagef("use only one of ids, --label and --all")
+			case all && !yes:
+				return usagef("--all removes every sandbox; confirm with --yes")
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			req := v1.DeleteRequest{IDs: args, Labels: l}
+			if all {
+				for sb, err := range c.All(cmd.Context(), client.ListOptions{}) {
+					if err != nil {
+						return err
+					}
+					req.IDs = append(req.IDs, sb.ID)
+				}
+				if len(req.IDs) == 0 {
+					return nil
+				}
+			}
+			return a.remove(cmd, c, req, asJSON)
+		},
+	}
+	f := cmd.Flags()
+	f.StringArrayVarP(&labels, "label", "l", nil, "remove those with this label, KEY=VALUE (repeatable: all must match)")
+	f.BoolVar(&all, "all", false, "remove every sandbox; needs --yes")
+	f.BoolVar(&yes, "yes", false, "confirm --all")
+	f.BoolVar(&asJSON, "json", false, "print each outcome as a line of JSON")
+	return cmd
+}
+
+// remove prints each outcome; the first failure is the verb's, after all were tried.
+func (a *app) remove(cmd *cobra.Command, c *client.Client, req v1.DeleteRequest, asJSON bool) error {
+	bar := a.progress("remove", int64(len(req.IDs)), false)
+	defer bar.end()
+	var errAll []error
+	n := 0
+	for id, err := range c.DeleteMany(cmd.Context(), req) {
+		if err != nil && id == "" {
+			return err
+		}
+		n++
+		bar.set(int64(n))
+		if err != nil {
+			errAll = append(errAll, err)
+		}
+		var perr error
+		if asJSON {
+			perr = a.jsonLine(v1.DeleteResult{ID: id, Error: v1.ProblemOf(err)})
+		} else if err == nil {
+			_, perr = fmt.Fprintln(a.stdout, id)
+		}
+		if perr != nil {
+			return perr
+		}
+	}
+	bar.end()
+	switch len(errAll) {
+	case 0:
+		return nil
+	case 1:
+		return errAll[0]
+	}
+	return fmt.Errorf("%d sandboxes were not removed; the first: %w", len(errAll), errAll[0])
+}

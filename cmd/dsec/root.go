@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"dsec/client"
+)
+
+// app is what all verbs share.
+type app struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	signals        *signals
+
+	url, token, contextFile string // global flags
+	conn                    *client.Client
+}
+
+// main runs one command line and returns the exit code.
+func (a *app) main(ctx context.Context, args []string) int {
+	root := a.root()
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if a.conn != nil {
+		a.conn.Close()
+	}
+	return a.report(ctx, cmd, err)
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "dsec",
+		Short: "Sandboxes for agents: create, use, inspect, remove",
+		Long: `dsec runs isolated sandboxes and drives them.
+
+'dsec up' starts a server on this machine and writes a context file, from which all
+other verbs know it. DSEC_URL and DSEC_TOKEN, or --url and --token, name another one.
+
+Exit codes: 0 success, 1 failure, 2 wrong usage. exec and run return the command's own
+code; 125 when the platform failed, 126 when the command cannot be executed, 127 when
+there is no such command, 128+n after signal n.`,
+		Example: `  dsec up --detach
+  dsec image import debian ./debian.tar
+  dsec run debian -- python3 -c 'print(6*7)'
+  id=$(dsec create debian) && dsec exec $id -- make test; dsec rm $id`,
+		SilenceErrors:              true,
+		SilenceUsage:               true,
+		SuggestionsMinimumDistance: 2,
+		Args:                       cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return cmd.Help()
+		},
+	}
+	root.SetIn(a.stdin)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
+	root.SetFlagErrorFunc(flagError)
+	f := root.PersistentFlags()
+	f.StringVar(&a.url, "url", "", "server: http://, https:// or unix:///path (default $DSEC_URL, else the context file)")
+	f.StringVar(&a.token, "token", "", "token (default $DSEC_TOKEN, else the context file)")
+	f.StringVar(&a.contextFile, "context", "", "context file (default $XDG_CONFIG_HOME/dsec/context.json)")
+	root.AddGroup(
+		&cobra.Group{ID: "sandbox", Title: "Sandboxes:"},
+		&cobra.Group{ID: "inside", Title: "Inside a sandbox:"},
+		&cobra.Group{ID: "manage", Title: "Images and management:"},
+	)
+	for id, cmds := range map[string][]*cobra.Command{
+		"sandbox": {a.runCmd(), a.createCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd(), a.eventsCmd()},
+		"inside":  {a.execCmd(), a.shellCmd(), a.psCmd(), a.attachCmd(), a.killCmd(), a.logsCmd(), a.cpCmd()},
+		"manage":  {a.upCmd(), a.downCmd(), a.doctorCmd(), a.imageCmd(), a.nodeCmd(), a.tokenCmd(), a.benchCmd(), a.versionCmd()},
+	} {
+		for _, c := range cmds {
+			c.GroupID = id
+			root.AddCommand(c)
+		}
+	}
+	strictArgs(root)
+	return root
+}
+
+// client returns the connection to the server.
+func (a *app) client() (*client.Client, error) {
+	if a.conn != nil {
+		return a.conn, nil
+	}
+	o, err := a.clientOptions()
+	if err != nil {
+		return nil, err
+	}
+	a.conn, err = client.New(o)
+	return a.conn, err
+}
+
+// clientOptions come from flags, environment and context file, in this order.
+func (a *app) clientOptions() (client.Options, error) {
+	o, err := client.OptionsFromEnv(a.contextFile)
+	if err != nil {
+		return o, err
+	}
+	if a.url != "" {
+		if a.url != o.URL && os.Getenv("DSEC_TOKEN") == "" {
+			o.Token = "" // the context's token is for the context's server
+		}
+		o.URL = a.url
+	}
+	if a.token != "" {
+		o.Token = a.token
+	}
+	o.Agent = "dsec/" + buildVersion()
+	return o, nil
+}
+
+// json prints one value, indented.
+func (a *app) json(v any) error {
+	enc := json.NewEncoder(a.stdout)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// jsonLine prints one value on a line, for outputs that are streams.
+func (a *app) jsonLine(v any) error { return json.NewEncoder(a.stdout).Encode(v) }
+
+// isTerminal says whether v is a terminal; a test's buffer never is.
+func isTerminal(v any) bool {
+	f, ok := v.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+var errNoTerminal = errors.New("-t needs a terminal on stdin; leave it out, or run it from one")

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"dsec/client"
+)
+
+// removeTimeout bounds the removal of run's sandbox after the command, or the user's
+// patience, has ended.
+const removeTimeout = 30 * time.Second
+
+func (a *app) runCmd() *cobra.Command {
+	var sf specFlags
+	var tty, noStdin bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "run [flags] IMAGE -- CMD [ARG...]",
+		Short: "Run one command in a new sandbox, then remove it",
+		Long: `Run creates a sandbox, connects the command to stdin, stdout and stderr, removes the
+sandbox, also after Ctrl-C, and returns the command's exit code.`,
+		Example: `  dsec run debian -- python3 -c 'print(6*7)'
+  tar c . | dsec run --memory 2g debian -- sh -c 'tar x && make test'
+  dsec run -t debian -- bash`,
+		Args:              commandArgs(1, "IMAGE"),
+		ValidArgsFunction: a.completeImages(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			spec, err := sf.spec(args[0])
+			if err != nil {
+				return err
+			}
+			if tty && !isTerminal(a.stdin) {
+				return &usageError{msg: errNoTerminal.Error()}
+			}
+			return platform(a.runOnce(cmd.Context(), spec, client.Cmd{Path: args[1], Args: args[2:], Timeout: timeout}, tty, !noStdin))
+		},
+	}
+	sf.add(cmd)
+	f := cmd.Flags()
+	f.SetInterspersed(true)
+	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal")
+	f.BoolVar(&noStdin, "no-stdin", false, "give the command no stdin")
+	f.DurationVar(&timeout, "timeout", 0, "kill the command after this time")
+	return cmd
+}
+
+func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, tty, stdin bool) (err error) {
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	// If the answer is lost, or we are stopped before it comes, the key finds the sandbox.
+	key := newKey()
+	sb, err := c.Create(ctx, spec, client.IdempotencyKey(key))
+	if err != nil {
+		if ctx.Err() != nil {
+			a.abandon(ctx, c, spec, key)
+		}
+		return err
+	}
+	defer func() {
+		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+		defer cancel()
+		if rerr := sb.Delete(rctx); rerr != nil && !alreadyGone(rerr) {
+			fmt.Fprintf(a.stderr, "dsec: sandbox %s was not removed: %v\n", sb.ID(), rerr)
+		}
+	}()
+	return a.execute(ctx, sb, cmd, tty, stdin, false)
+}
+
+// abandon removes the sandbox of a create that we did not wait for: the same key gives
+// the same sandbox.
+func (a *app) abandon(ctx context.Context, c *client.Client, spec client.Spec, key string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	if sb, err := c.Create(ctx, spec, client.IdempotencyKey(key)); err == nil {
+		sb.Delete(ctx)
+	}
+}
+
+// commandArgs checks "FIRST... -- CMD [ARG...]": the dashes may be left out.
+func commandArgs(before int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		dash := cmd.ArgsLenAtDash()
+		switch {
+		case len(args) < before || dash >= 0 && dash < before:
+			return usagef("%s is missing", what)
+		case dash > before:
+			return usagef("%q comes before --; put the command after it", args[before])
+		case len(args) == before:
+			return usagef("the command is missing; write it after --")
+		}
+		return nil
+	}
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	v1 "dsec/api/v1"
+)
+
+// specFlags are the flags of run and create that make a spec.
+type specFlags struct {
+	backend, user, workdir, hostname string
+	cpu                              cpuValue
+	memory                           bytesValue
+	pids                             int64
+	env, labels                      []string
+	ttl                              time.Duration
+}
+
+func (s *specFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&s.backend, "backend", "", "kind of isolation: container, hollow (default container)")
+	f.Var(&s.cpu, "cpu", "CPU limit: 2, 0.5 or 500m (default 1)")
+	f.Var(&s.memory, "memory", "memory limit: 512MiB, 1g (default 512MiB)")
+	f.Int64Var(&s.pids, "pids", 0, "limit of processes and threads (default 1024)")
+	f.StringVar(&s.user, "user", "", "default user of processes (default the image's)")
+	f.StringVar(&s.workdir, "workdir", "", "default working directory (default the image's)")
+	f.StringVar(&s.hostname, "hostname", "", "host name (default the sandbox id)")
+	f.StringArrayVarP(&s.env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
+	f.StringArrayVarP(&s.labels, "label", "l", nil, "label, KEY=VALUE (repeatable)")
+	f.DurationVar(&s.ttl, "ttl", 0, "remove the sandbox after this time, such as 2h")
+}
+
+func (s *specFlags) spec(image string) (v1.Spec, error) {
+	env, err := environment(s.env)
+	if err != nil {
+		return v1.Spec{}, err
+	}
+	labels, err := keyValues("label", s.labels)
+	if err != nil {
+		return v1.Spec{}, err
+	}
+	if s.ttl < 0 {
+		return v1.Spec{}, usagef("--ttl must not be negative")
+	}
+	return v1.Spec{
+		Backend: v1.Backend(s.backend), Image: image, CPUMillis: int64(s.cpu), MemoryBytes: int64(s.memory), PIDs: s.pids,
+		User: s.user, WorkDir: s.workdir, Hostname: s.hostname, Env: env, Labels: labels, MaxTTL: v1.Seconds(s.ttl.Seconds()),
+	}, nil
+}
+
+// environment parses --env; KEY alone passes the caller's value on, if there is one.
+func environment(in []string) (map[string]string, error) {
+	var full []string
+	for _, s := range in {
+		if s != "" && !strings.Contains(s, "=") {
+			v, ok := os.LookupEnv(s)
+			if !ok {
+				continue
+			}
+			s += "=" + v
+		}
+		full = append(full, s)
+	}
+	return keyValues("env", full)
+}

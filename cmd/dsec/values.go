@@ -1,0 +1,93 @@
+package main
+
+import (
+	"strconv"
+	"strings"
+
+	"dsec/client"
+)
+
+// bytesValue is a flag such as 512MiB, 1g or 1048576. Units are powers of 1024.
+type bytesValue int64
+
+func (v *bytesValue) String() string {
+	if *v == 0 {
+		return ""
+	}
+	return size(int64(*v))
+}
+
+func (v *bytesValue) Type() string { return "size" }
+
+func (v *bytesValue) Set(s string) error {
+	n, err := parseBytes(s)
+	if err == nil {
+		*v = bytesValue(n)
+	}
+	return err
+}
+
+func parseBytes(s string) (int64, error) {
+	num := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+	unit := strings.ToLower(strings.TrimSpace(s[len(num):]))
+	f, err := strconv.ParseFloat(strings.TrimSpace(num), 64)
+	if err != nil || f < 0 {
+		return 0, usagef("%q is not a size; write it like 512MiB or 1g", s)
+	}
+	unit = strings.TrimSuffix(strings.TrimSuffix(unit, "b"), "i")
+	shift, ok := map[string]uint{"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[unit]
+	f *= float64(uint64(1) << shift)
+	if !ok || f >= 1<<63 {
+		return 0, usagef("%q is not a size; write it like 512MiB or 1g", s)
+	}
+	return int64(f), nil
+}
+
+// cpuValue is a flag such as 2, 0.5 or 500m, in thousandths of a core.
+type cpuValue int64
+
+func (v *cpuValue) String() string {
+	if *v == 0 {
+		return ""
+	}
+	return strconv.FormatFloat(float64(*v)/1000, 'g', -1, 64)
+}
+
+func (v *cpuValue) Type() string { return "cores" }
+
+func (v *cpuValue) Set(s string) error {
+	num, milli := strings.CutSuffix(s, "m")
+	f, err := strconv.ParseFloat(num, 64)
+	if !milli {
+		f *= 1000
+	}
+	if err != nil || f < 0 || f > 1e9 {
+		return usagef("%q is not a number of cores; write it like 2, 0.5 or 500m", s)
+	}
+	*v = cpuValue(f)
+	return nil
+}
+
+// keyValues parses repeated k=v flags. A value without "=" is an error.
+func keyValues(flag string, in []string) (map[string]string, error) {
+	if len(in) == 0 {
+		return nil, nil
+	}
+	m := make(map[string]string, len(in))
+	for _, s := range in {
+		k, v, ok := strings.Cut(s, "=")
+		if !ok || k == "" {
+			return nil, usagef("--%s %q is not of the form key=value", flag, s)
+		}
+		m[k] = v
+	}
+	return m, nil
+}
+
+// selector reads a process argument: digits are a pid, all else a tag.
+func selector(s string) client.Selector {
+	if n, err := strconv.ParseUint(s, 10, 32); err == nil && n > 0 {
+		return client.Selector{PID: uint32(n)}
+	}
+	return client.Selector{Tag: s}
+}

@@ -171,7 +171,7 @@ func (s *Server) deleteImage(ctx context.Context, _ *request, in *imageInput) (*
 		if _, has := l.Images[img.Digest]; !has {
 			continue
 		}
-		if err := s.cfg.Edges.DeleteImage(ctx, l.Node, img.Digest); err != nil && !errors.Is(err, errs.ImageNotFound) {
+		if err := s.cfg.Edges.DeleteImage(ctx, *l.Node, img.Digest); err != nil && !errors.Is(err, errs.ImageNotFound) {
 			return nil, err
 		}
 		s.cfg.Registry.SetImage(l.Node.ID, img.Digest, false)

@@ -318,7 +318,8 @@ func (c *Conn) fatal(e *errs.Error) {
 	c.end(e)
 }
 
-// goAway sends GOAWAY as the last frame that the peer must take within timeout.
+// goAway sends GOAWAY, which the peer must take within timeout. With a status it is the
+// last frame.
 func (c *Conn) goAway(status *msg.Status, timeout time.Duration) {
 	m := msg.GoAway{Error: status}
 	payload := m.AppendWire(nil)
@@ -326,7 +327,11 @@ func (c *Conn) goAway(status *msg.Status, timeout time.Duration) {
 	h.encode(typeGoAway, 0, 0, 0, payload)
 	timer := time.AfterFunc(timeout, func() { c.conn.SetWriteDeadline(time.Now()) })
 	defer timer.Stop()
-	if c.w.add(&h, payload) {
+	add := c.w.add
+	if status != nil {
+		add = c.w.addLast
+	}
+	if add(&h, payload) {
 		c.w.flushAll()
 		return
 	}

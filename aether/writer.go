@@ -42,6 +42,7 @@ type writer struct {
 	flushing bool
 	queued   int           // bytes in queue and in the flusher's hands
 	space    chan struct{} // closed when queued falls; nil when nobody waits
+	sealed   bool          // the last frame has been added
 	err      error
 
 	// The fields below belong to the flusher.
@@ -66,7 +67,20 @@ func (w *writer) init(conn net.Conn, timeout time.Duration, failed func(error)) 
 func (w *writer) add(h *rawHeader, payload []byte) (lead bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.err != nil {
+	return w.addLocked(h, payload)
+}
+
+// addLast is add for the frame after which there is none.
+func (w *writer) addLast(h *rawHeader, payload []byte) (lead bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	lead = w.addLocked(h, payload)
+	w.sealed = true
+	return lead
+}
+
+func (w *writer) addLocked(h *rawHeader, payload []byte) (lead bool) {
+	if w.err != nil || w.sealed {
 		return false
 	}
 	w.append(h, payload)
@@ -93,7 +107,7 @@ func (w *writer) append(h *rawHeader, payload []byte) {
 func (w *writer) addDirect(h *rawHeader, payload []byte) (lead bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.err != nil {
+	if w.err != nil || w.sealed {
 		return false
 	}
 	if w.flushing {

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"dsec/client"
+	"dsec/internal/image/build"
+)
+
+func (a *app) imageBuildCmd() *cobra.Command {
+	var recipe string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "build NAME -f RECIPE",
+		Short: "Make an image by a recipe",
+		Long: `Builds the root file system that a recipe describes on this machine, as root, and
+imports it. A recipe is YAML: what to start from (debian, busybox or scratch), packages,
+steps (copy, run), environment, user, working directory and command. images/ has examples.`,
+		Example: "  dsec image build debian -f images/debian-python/recipe.yaml",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if recipe == "" {
+				return usagef("-f RECIPE is missing")
+			}
+			r, err := build.Load(recipe)
+			if err != nil {
+				return err
+			}
+			return a.buildImage(cmd.Context(), args[0], r, asJSON)
+		},
+	}
+	cmd.Flags().StringVarP(&recipe, "file", "f", "", "recipe")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the image as JSON")
+	cmd.MarkFlagFilename("file", "yaml", "yml")
+	return cmd
+}
+
+// buildImage streams what the build makes into the import.
+func (a *app) buildImage(ctx context.Context, name string, r *build.Recipe, asJSON bool) error {
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	if _, err := c.Health(ctx); err != nil { // before minutes of building for nobody
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	pr, pw := io.Pipe()
+	built := make(chan error, 1)
+	go func() {
+		err := build.Archive(ctx, r, pw, build.Options{Progress: func(line string) { fmt.Fprintf(a.stderr, "build %s: %s\n", name, line) }})
+		pw.CloseWithError(err)
+		built <- err
+	}()
+	// The import starts with the first bytes, which come when everything is built.
+	first := make([]byte, 1)
+	if _, err := io.ReadFull(pr, first); err != nil {
+		return fmt.Errorf("build image %s: %w", name, <-built)
+	}
+	img, err := a.importImage(name, 0, client.ImportOptions{Format: client.FormatDockerArchive}, func(o client.ImportOptions) (*client.Image, error) {
+		return c.Import(ctx, name, io.MultiReader(bytes.NewReader(first), pr), o)
+	})
+	if err != nil {
+		cancel(err)
+		pr.CloseWithError(err)
+		<-built
+		return err
+	}
+	if err := <-built; err != nil {
+		return fmt.Errorf("build image %s: %w", name, err)
+	}
+	return a.imported(img, asJSON)
+}

@@ -90,6 +90,9 @@ func TestIdempotencyKeySurvivesARestart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	first := w.create(hollow, withKey("k"))
+	for range 10 {
+		w.create(hollow)
+	}
 	w.shut()
 	w.serve(nil, &controltest.Config{})
 	// At once: before the edge's watch has told everything.
@@ -97,8 +100,11 @@ func TestIdempotencyKeySurvivesARestart(t *testing.T) {
 		t.Errorf("another sandbox after the restart: %s, not %s", again.ID, first.ID)
 	}
 	w.problem("idempotency_key_reused", "POST", "/v1/sandboxes", `{"backend":"hollow","pids":100}`, withKey("k"))
-	if n := w.edge.Creates(); n != 1 {
+	if n := w.edge.Creates(); n != 11 {
 		t.Errorf("%d creates", n)
+	}
+	if l := want[v1.SandboxList](w, 200, "GET", "/v1/sandboxes", nil); len(l.Items) != 11 {
+		t.Errorf("%d sandboxes known after the restart", len(l.Items))
 	}
 }
 

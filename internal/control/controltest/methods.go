@@ -115,7 +115,7 @@ func (e *Edge) watch(ctx context.Context, s *aether.Stream) (aether.Message, err
 	}
 	e.mu.Unlock()
 	if first != nil {
-		if err := send(ctx, s, first); err != nil {
+		if err := sendParts(ctx, s, *first); err != nil {
 			return nil, err
 		}
 	}
@@ -135,6 +135,20 @@ func (e *Edge) watch(ctx context.Context, s *aether.Stream) (aether.Message, err
 		case <-changed:
 		}
 	}
+}
+
+// sendParts sends a Reset three sandboxes at a time, as a real edge does with more.
+func sendParts(ctx context.Context, s *aether.Stream, ev v1.EdgeEvent) error {
+	const part = 3
+	for len(ev.Sandboxes) > part {
+		head := ev
+		head.Sandboxes, head.More = ev.Sandboxes[:part], true
+		if err := send(ctx, s, &head); err != nil {
+			return err
+		}
+		ev.Reset, ev.Node, ev.Sandboxes = false, nil, ev.Sandboxes[part:]
+	}
+	return send(ctx, s, &ev)
 }
 
 func send(ctx context.Context, s *aether.Stream, ev *v1.EdgeEvent) error {

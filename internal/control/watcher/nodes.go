@@ -205,6 +205,7 @@ func (r *Registry) streamOpened(doc v1.Node, resumed bool) {
 		return
 	}
 	n.stream++
+	n.reset = nil
 	if resumed {
 		n.connected = true
 		n.show()
@@ -238,23 +239,18 @@ func (r *Registry) applyEdge(doc v1.Node, ev v1.EdgeEvent) {
 	if n == nil || n.node.Epoch != doc.Epoch {
 		return
 	}
-	told := make(map[string]struct{}, len(ev.Sandboxes))
+	if ev.Reset {
+		n.reset = make(map[string]struct{}, len(ev.Sandboxes))
+	}
 	for _, sb := range ev.Sandboxes {
 		sb.Node = doc.ID
-		told[sb.ID] = struct{}{}
+		if n.reset != nil {
+			n.reset[sb.ID] = struct{}{}
+		}
 		r.put(sb, 0)
 	}
-	if ev.Reset {
-		for id, e := range r.sandboxes {
-			if _, ok := told[id]; ok || !ownedBy(id, &n.node) {
-				continue
-			}
-			// What was answered after this watch began may be younger than the Reset; its own
-			// event follows.
-			if e.stream < n.stream {
-				r.drop(id, true)
-			}
-		}
+	if n.reset != nil && !ev.More {
+		r.endReset(n)
 	}
 	for _, id := range ev.Removed {
 		r.drop(id, true)
@@ -267,12 +263,20 @@ func (r *Registry) applyEdge(doc v1.Node, ev v1.EdgeEvent) {
 		n.node = load
 	}
 	n.connected = true
-	if ev.Reset {
-		n.synced = true
-	}
 	n.show()
 	if n.ready() != was {
 		r.emitNode(n)
 	}
 	r.poke()
+}
+
+// endReset drops what an edge did not tell in its Reset. What was answered after this
+// watch began may be younger than the Reset; its own event follows.
+func (r *Registry) endReset(n *nodeState) {
+	for id, e := range r.sandboxes {
+		if _, told := n.reset[id]; !told && e.stream < n.stream && ownedBy(id, &n.node) {
+			r.drop(id, true)
+		}
+	}
+	n.reset, n.synced = nil, true
 }

@@ -214,12 +214,7 @@ func TestCapabilityOpensTheEdge(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	sb := w.create(hollow)
-	var out struct {
-		Token     string    `json:"token"`
-		ExpiresAt time.Time `json:"expires_at"`
-		Address   string    `json:"address"`
-	}
-	out = want[struct {
+	out := want[struct {
 		Token     string    `json:"token"`
 		ExpiresAt time.Time `json:"expires_at"`
 		Address   string    `json:"address"`

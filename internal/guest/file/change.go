@@ -223,12 +223,11 @@ func (fs *FS) Chmod(path, user string, mode uint32, recursive bool) (*Entry, err
 func chmod(fd int, mode uint32) error {
 	var empty byte
 	_, _, e := unix.Syscall6(unix.SYS_FCHMODAT2, uintptr(fd), uintptr(unsafe.Pointer(&empty)), uintptr(mode), unix.AT_EMPTY_PATH, 0, 0)
-	switch e {
-	case 0:
+	if e == 0 {
 		return nil
-	default:
+	}
+	if e != unix.ENOSYS {
 		return e
-	case unix.ENOSYS:
 	}
 	return unix.Fchmodat(unix.AT_FDCWD, fdPath(fd), mode, 0) // before Linux 6.6
 }

@@ -21,7 +21,11 @@ type failure struct {
 
 // cloneArgs is struct clone_args of clone3(2).
 type cloneArgs struct {
-	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
+	flags, pidfd  uint64
+	_, _          uint64 // child_tid, parent_tid
+	exitSignal    uint64
+	_, _, _, _, _ uint64 // stack, stack_size, tls, set_tid, set_tid_size
+	cgroup        uint64
 }
 
 func cloneProgram(args *cloneArgs, size uintptr, prog *op, n uintptr, failure *failure) (pid uintptr)

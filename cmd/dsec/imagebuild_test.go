@@ -1,12 +1,21 @@
 package main
 
 import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
 	v1 "dsec/api/v1"
+	"dsec/internal/image"
+	"dsec/internal/image/imagetest"
+	"dsec/internal/image/layer"
+	"dsec/internal/image/source"
 )
 
 // Needs root, as building does.
@@ -35,5 +44,31 @@ func TestImageBuild(t *testing.T) {
 	}
 	if r := c.run("image", "build", "x", "-f", recipe); r.code != 1 || !strings.Contains(r.err, "nothing-known") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// What is sent must read, at the server's end, as the recipe said.
+func TestBuiltArchiveCarriesTheConfig(t *testing.T) {
+	t.Parallel()
+	var layerTar bytes.Buffer
+	tw := tar.NewWriter(&layerTar)
+	if err := errors.Join(tw.WriteHeader(&tar.Header{Name: "./hello", Typeflag: tar.TypeReg, Mode: 0o644, Size: 2}), func() error { _, err := tw.Write([]byte("hi")); return err }(), tw.Close()); err != nil {
+		t.Fatal(err)
+	}
+	want := image.Config{Env: []string{"A=b"}, Cmd: []string{"/bin/sh"}, Entrypoint: []string{"/init"}, User: "1000", WorkDir: "/w", Labels: map[string]string{"k": "v"}, Volumes: []string{"/data"}}
+	sum := sha256.Sum256(layerTar.Bytes())
+	var b bytes.Buffer
+	if err := writeArchive(&b, want, bytes.NewReader(layerTar.Bytes()), int64(layerTar.Len()), sum[:]); err != nil {
+		t.Fatal(err)
+	}
+	for _, format := range []source.Format{source.Docker, source.Auto} {
+		var got source.Result
+		_, res, err := imagetest.Build(t, layer.Options{}, func(lb *layer.Builder) (err error) {
+			got, err = source.Stream(t.Context(), bytes.NewReader(b.Bytes()), lb, source.Options{Format: format, SpoolDir: t.TempDir()})
+			return err
+		})
+		if err != nil || got.Format != source.Docker || !reflect.DeepEqual(got.Config, want) {
+			t.Errorf("%q: %+v, %+v, %v", format, got, res, err)
+		}
 	}
 }

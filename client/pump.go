@@ -46,7 +46,7 @@ func (p *Process) pump(st *aether.Stream) {
 			p.exit = exitOf(&x)
 			return
 		}
-		if errors.Is(err, errWriter) {
+		if errors.Is(err, errWriter) && p.ctx.Err() == nil {
 			// Nobody can take the output any more: the process ends as from a broken pipe.
 			st.Cancel()
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), killGrace)

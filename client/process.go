@@ -178,12 +178,17 @@ func (s *Sandbox) newProcess(ctx context.Context, o IO) *Process {
 		p.errR, p.errW = io.Pipe()
 		p.io.Stdout, p.io.Stderr = p.outW, p.errW
 		// Nobody may be reading when the process is given up.
-		context.AfterFunc(p.ctx, func() {
-			p.outW.CloseWithError(p.ctx.Err())
-			p.errW.CloseWithError(p.ctx.Err())
-		})
+		context.AfterFunc(p.ctx, func() { p.closePipes(p.ctx.Err()) })
 	}
 	return p
+}
+
+// closePipes ends the readable ends; the first call decides how.
+func (p *Process) closePipes(err error) {
+	if p.outW != nil {
+		p.outW.CloseWithError(err) // nil reads as io.EOF
+		p.errW.CloseWithError(err)
+	}
 }
 
 // run starts the goroutines of a process whose stream is open.
@@ -193,6 +198,7 @@ func (p *Process) run(ctx context.Context, st *aether.Stream, owned bool) {
 		p.mu.Lock()
 		p.caller = context.Cause(ctx)
 		p.mu.Unlock()
+		p.closePipes(p.caller) // or the exit could wait behind output that nobody reads
 		if owned {
 			p.endNow()
 		}

@@ -30,10 +30,7 @@ func (p *Process) pump(st *aether.Stream) {
 			p.err = errs.Wrap(errs.RequestCanceled, "process.wait", "the process was given up", p.caller)
 		}
 		p.mu.Unlock()
-		if p.outW != nil {
-			p.outW.CloseWithError(p.err) // nil reads as io.EOF
-			p.errW.CloseWithError(p.err)
-		}
+		p.closePipes(p.err)
 		close(p.done)
 		p.cancel()
 	}()

@@ -440,7 +440,7 @@ func (s *Server) operation(ctx context.Context, st *aether.Stream) (aether.Messa
 	if err != nil {
 		return nil, err
 	}
-	h, ok := b.guest.methods()[st.Method()]
+	h, ok := b.guest.methods[st.Method()]
 	if !ok {
 		return nil, errs.New(errs.UnknownMethod, "guest", "the fake has no "+st.Method())
 	}

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -16,7 +18,16 @@ import (
 	"dsec/api/v1/errs"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if sock := os.Getenv(benchSocketEnv); sock != "" {
+		if err := serveForBenchmark(sock); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // socketPair returns the two ends of a Unix socket.
 func socketPair(t testing.TB) (client, server net.Conn) {

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"testing"
+	"time"
 
 	"dsec/aether/msg"
 )
@@ -44,13 +46,21 @@ func BenchmarkCall(b *testing.B) {
 
 func benchCalls(b *testing.B, c *Conn) {
 	req := &msg.InputRequest{Data: make([]byte, 32)}
+	times := make([]time.Duration, 0, 1<<18)
 	b.ReportAllocs()
 	for b.Loop() {
 		var resp msg.InputRequest
+		t := time.Now()
 		if err := c.Call(context.Background(), "sb", "echo", req, &resp); err != nil {
 			b.Fatal(err)
 		}
+		if len(times) < cap(times) {
+			times = append(times, time.Since(t))
+		}
 	}
+	slices.Sort(times)
+	b.ReportMetric(float64(times[len(times)/2].Nanoseconds()), "p50-ns")
+	b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds()), "p99-ns")
 }
 
 func BenchmarkCallParallel(b *testing.B) {
@@ -107,6 +117,77 @@ func benchStream(b *testing.B, c *Conn) {
 		}
 		if n != size {
 			b.Fatal(n)
+		}
+	}
+}
+
+func BenchmarkFrame(b *testing.B) {
+	for _, size := range []int{32, 64 << 10} {
+		payload := make([]byte, size)
+		b.Run(fmt.Sprintf("encode/%d", size), func(b *testing.B) {
+			b.SetBytes(int64(size))
+			b.ReportAllocs()
+			var h rawHeader
+			for b.Loop() {
+				h.encode(typeData, 1, 7, 9, payload)
+			}
+		})
+		b.Run(fmt.Sprintf("decode/%d", size), func(b *testing.B) {
+			b.SetBytes(int64(size))
+			b.ReportAllocs()
+			conn := &loopConn{frame: rawFrame(typeData, 1, 7, 9, payload)}
+			r := frameReader{conn: conn, maxPayload: MaxPayload, beforeWait: func() {}}
+			for b.Loop() {
+				if _, _, err := r.next(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// loopConn delivers one frame for ever.
+type loopConn struct {
+	net.Conn
+	frame []byte
+	at    int
+}
+
+func (c *loopConn) Read(p []byte) (n int, err error) {
+	for n < len(p) {
+		m := copy(p[n:], c.frame[c.at:])
+		n += m
+		c.at = (c.at + m) % len(c.frame)
+	}
+	return n, nil
+}
+
+// The hot paths of one frame allocate nothing.
+func TestFramePathsDoNotAllocate(t *testing.T) {
+	payload := make([]byte, 1000)
+	r := frameReader{conn: &loopConn{frame: rawFrame(typeData, 1, 7, 9, payload)}, maxPayload: MaxPayload, beforeWait: func() {}}
+	if n := testing.AllocsPerRun(1000, func() {
+		if _, _, err := r.next(); err != nil {
+			t.Fatal(err)
+		}
+	}); n > 0 {
+		t.Errorf("decoding a frame: %v allocations", n)
+	}
+	c, p := rawServer(t, ClientConfig{})
+	go io.Copy(io.Discard, p.conn)
+	s, err := c.Open(t.Context(), "", "x", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.addCredit(1 << 30)
+	for _, size := range []int{100, 32 << 10} {
+		payload := make([]byte, size)
+		if n := testing.AllocsPerRun(1000, func() {
+			if err := s.Send(context.Background(), KindInput, payload); err != nil {
+				t.Fatal(err)
+			}
+		}); n >= 1 && !raceEnabled { // the race detector makes pools forget
+			t.Errorf("sending %d bytes: %v allocations", size, n)
 		}
 	}
 }

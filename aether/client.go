@@ -119,10 +119,11 @@ func (c *Conn) open(s *Stream, flags uint8, timeout time.Duration, body []byte) 
 	if err := c.add(s); err != nil {
 		return false, err
 	}
-	var h rawHeader
-	h.encode(typeOpen, flags, s.id, 0, b.b)
+	s.sendMu.Lock() // a relayed stream is already known to the other side's reader
+	defer s.sendMu.Unlock()
+	s.sendHead.encode(typeOpen, flags, s.id, 0, b.b)
 	s.sendSeq = 1
-	return c.w.add(&h, b.b), nil
+	return c.w.add(&s.sendHead, b.b), nil
 }
 
 func (c *Conn) start(ctx context.Context, target, method string, req Message, flags uint8) (*Stream, error) {

@@ -155,7 +155,7 @@ func (c *Conn) explain(err error) *errs.Error {
 	switch {
 	case errors.As(err, &e):
 		return e
-	case errors.Is(err, io.EOF) && draining != nil:
+	case draining != nil:
 		return errs.New(errs.ShuttingDown, "aether.read", "the peer closed the connection after GOAWAY")
 	case errors.Is(err, io.EOF):
 		return errs.New(errs.ConnectionLost, "aether.read", "the peer closed the connection").Because(errPeerClosed)
@@ -218,10 +218,14 @@ func (c *Conn) queued(to *Conn, lead bool) error {
 		c.dirty = append(c.dirty, to)
 		return nil
 	}
-	if to.w.pending() > queueMax {
-		return broken("the peer makes this end queue more than %d bytes", queueMax)
+	if to.w.pending() <= queueMax {
+		return nil
 	}
-	return nil
+	if to != c && to.server != nil { // a client that does not read must not end the shared upstream
+		to.end(errs.New(errs.ConnectionLost, "aether.relay", "the client takes no data"))
+		return nil
+	}
+	return broken("the peer makes this end queue more than %d bytes", queueMax)
 }
 
 func (c *Conn) flushDirty() {
@@ -314,7 +318,8 @@ func (c *Conn) fatal(e *errs.Error) {
 	c.end(e)
 }
 
-// goAway sends GOAWAY as the last frame that the peer must take within timeout.
+// goAway sends GOAWAY, which the peer must take within timeout. With a status it is the
+// last frame.
 func (c *Conn) goAway(status *msg.Status, timeout time.Duration) {
 	m := msg.GoAway{Error: status}
 	payload := m.AppendWire(nil)
@@ -322,7 +327,11 @@ func (c *Conn) goAway(status *msg.Status, timeout time.Duration) {
 	h.encode(typeGoAway, 0, 0, 0, payload)
 	timer := time.AfterFunc(timeout, func() { c.conn.SetWriteDeadline(time.Now()) })
 	defer timer.Stop()
-	if c.w.add(&h, payload) {
+	add := c.w.add
+	if status != nil {
+		add = c.w.addLast
+	}
+	if add(&h, payload) {
 		c.w.flushAll()
 		return
 	}

@@ -35,6 +35,10 @@ func (c *Conn) handshake(ctx context.Context, limit time.Duration, f func() erro
 	switch {
 	case errors.As(err, &told):
 		e = told.e
+	case ctx.Err() != nil && c.server != nil:
+		e = errs.New(errs.ShuttingDown, "aether.serve", "the server is stopping")
+		c.conn.SetDeadline(time.Now().Add(goodbye))
+		c.goAway(ToStatus(e), goodbye)
 	case ctx.Err() != nil:
 		e = ctxError(ctx, "aether.handshake")
 	case errors.As(err, &e):

@@ -82,16 +82,15 @@ func (c *Conn) splice(ctx context.Context, s *Stream, up *Conn, target string) e
 
 // relayFrame queues a frame of this stream and reports whether the caller must flush.
 func (s *Stream) relayFrame(typ frameType, flags uint8, payload []byte) (lead bool) {
-	var h rawHeader
 	s.sendMu.Lock()
 	defer s.sendMu.Unlock()
 	if s.sendFin && typ != typeCredit && typ != typeCancel {
 		return false
 	}
-	h.encode(typ, flags, s.id, s.sendSeq, payload)
+	s.sendHead.encode(typ, flags, s.id, s.sendSeq, payload)
 	s.sendSeq++
 	s.sendFin = s.sendFin || flags&flagFin != 0
-	return s.c.w.add(&h, payload)
+	return s.c.w.add(&s.sendHead, payload)
 }
 
 func (s *Stream) relayCredit(n int64) bool {

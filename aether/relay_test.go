@@ -236,6 +236,33 @@ func TestRelayStuckClient(t *testing.T) {
 	}
 }
 
+// A stuck client with very many streams is cut off when its queue is too long, long
+// before the write timeout, and the shared upstream stays.
+func TestRelayQueueIsBounded(t *testing.T) {
+	t.Parallel()
+	up, _ := startPair(t, ServerConfig{}, ClientConfig{})
+	cs, ss := socketPair(t)
+	srv := NewServer(ServerConfig{Route: to(up)})
+	defer srv.Close()
+	served := make(chan error, 1)
+	go func() { served <- srv.ServeConn(context.Background(), ss) }()
+	p := newRawPeer(t, cs)
+	defer cs.Close()
+	p.write(helloFrame(nil))
+	p.expect(typeWelcome)
+	body := (&msg.ReadRequest{Length: 1 << 20}).AppendWire(nil)
+	for i := range uint64(2 * queueMax / DefaultWindow) {
+		p.write(openFrame(2*i+1, flagFin, "source", body))
+	}
+	if err := <-served; !errors.Is(err, errs.ConnectionLost) {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return up.Streams() == 0 })
+	if err := up.Call(t.Context(), "", "echo", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A client that reads its connection but not one stream holds up nobody at all.
 func TestRelayStuckStream(t *testing.T) {
 	t.Parallel()

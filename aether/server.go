@@ -45,7 +45,8 @@ type ServerConfig struct {
 
 // Server serves connections.
 type Server struct {
-	cfg ServerConfig
+	cfg     ServerConfig
+	workers workers
 
 	mu        sync.Mutex
 	conns     map[*Conn]struct{}
@@ -134,7 +135,9 @@ func (s *Server) ServeConn(ctx context.Context, conn net.Conn) error {
 	s.conns[c] = struct{}{}
 	s.wg.Add(1)
 	s.mu.Unlock()
+	s.workers.join()
 	defer func() {
+		s.workers.leave()
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
@@ -142,6 +145,9 @@ func (s *Server) ServeConn(ctx context.Context, conn net.Conn) error {
 	}()
 	err := c.handshake(ctx, orDefault(s.cfg.Handshake, defaultHandshake), func() error { return c.welcomeClient(ctx) })
 	if err != nil {
+		if errors.Is(err, errs.ShuttingDown) {
+			return nil
+		}
 		return err
 	}
 	defer context.AfterFunc(ctx, func() {
@@ -247,7 +253,7 @@ func (c *Conn) handleOpen(h *header, payload []byte) error {
 	}
 	ctx, cancel := streamContext(c.ctx, open)
 	s.cancel = cancel
-	go c.serve(ctx, s, open)
+	c.server.workers.run(job{ctx, c, s, open})
 	return nil
 }
 
@@ -276,7 +282,7 @@ func (c *Conn) serve(ctx context.Context, s *Stream, open *msg.Open) {
 	if err == nil {
 		m, err = c.server.dispatch(ctx, s)
 	}
-	s.finish(ctx, m, err)
+	s.finish(m, err)
 	s.cancel()
 	c.release()
 }
@@ -343,13 +349,7 @@ func encodeEnd(method string, m Message, err error) *buffer {
 }
 
 // finish ends a stream at the server.
-func (s *Stream) finish(ctx context.Context, m Message, err error) {
-	if err != nil && ctx.Err() != nil {
-		// A handler that returns what its ctx said means the table's words for it.
-		if errors.Is(err, ctx.Err()) {
-			err = errs.Wrap(errs.InternalError, s.method, "the operation was cut off", err)
-		}
-	}
+func (s *Stream) finish(m Message, err error) {
 	live := s.c.remove(s)
 	s.fail(errs.New(errs.StateConflict, s.method, "the operation has ended"))
 	if live {

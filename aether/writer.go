@@ -38,10 +38,11 @@ type writer struct {
 	failed  func(error) // called once, without locks
 
 	mu       sync.Mutex
-	queue    *buffer // frames that no flusher has taken yet
+	queue    []*buffer // frames that no flusher has taken yet, in pieces of writePiece
 	flushing bool
 	queued   int           // bytes in queue and in the flusher's hands
 	space    chan struct{} // closed when queued falls; nil when nobody waits
+	sealed   bool          // the last frame has been added
 	err      error
 
 	// The fields below belong to the flusher.
@@ -66,7 +67,20 @@ func (w *writer) init(conn net.Conn, timeout time.Duration, failed func(error)) 
 func (w *writer) add(h *rawHeader, payload []byte) (lead bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.err != nil {
+	return w.addLocked(h, payload)
+}
+
+// addLast is add for the frame after which there is none.
+func (w *writer) addLast(h *rawHeader, payload []byte) (lead bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	lead = w.addLocked(h, payload)
+	w.sealed = true
+	return lead
+}
+
+func (w *writer) addLocked(h *rawHeader, payload []byte) (lead bool) {
+	if w.err != nil || w.sealed {
 		return false
 	}
 	w.append(h, payload)
@@ -77,12 +91,14 @@ func (w *writer) add(h *rawHeader, payload []byte) (lead bool) {
 
 func (w *writer) append(h *rawHeader, payload []byte) {
 	n := HeaderSize + len(payload)
-	if w.queue == nil {
-		w.queue = getBuffer(n)
-	} else {
-		w.queue = w.queue.grow(n)
+	last := len(w.queue) - 1
+	if last < 0 || len(w.queue[last].b) >= writePiece {
+		w.queue = append(w.queue, getBuffer(n))
+		last++
 	}
-	w.queue.b = append(append(w.queue.b, h[:]...), payload...)
+	b := w.queue[last].grow(n)
+	b.b = append(append(b.b, h[:]...), payload...)
+	w.queue[last] = b
 	w.queued += n
 }
 
@@ -91,7 +107,7 @@ func (w *writer) append(h *rawHeader, payload []byte) {
 func (w *writer) addDirect(h *rawHeader, payload []byte) (lead bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.err != nil {
+	if w.err != nil || w.sealed {
 		return false
 	}
 	if w.flushing {
@@ -100,12 +116,12 @@ func (w *writer) addDirect(h *rawHeader, payload []byte) (lead bool) {
 	}
 	w.flushing = true
 	w.queued += HeaderSize + len(payload)
+	w.head = *h
 	return true
 }
 
 // flushDirect writes the frame that addDirect left, then what was queued meanwhile.
-func (w *writer) flushDirect(h *rawHeader, payload []byte) {
-	w.head = *h // a copy, so that the caller's stays on its stack
+func (w *writer) flushDirect(payload []byte) {
 	err := w.write(w.head[:], payload)
 	if w.took(HeaderSize+len(payload), err) {
 		w.flush()
@@ -174,15 +190,18 @@ func (w *writer) flushOrHandOver() {
 	}
 }
 
-// take hands the queue to the flusher; nil ends its duty.
+// take hands the next piece of the queue to the flusher; nil ends its duty.
 func (w *writer) take() *buffer {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	b := w.queue
-	w.queue = nil
-	if b == nil {
+	if len(w.queue) == 0 {
 		w.flushing = false
+		return nil
 	}
+	b := w.queue[0]
+	rest := copy(w.queue, w.queue[1:])
+	w.queue[rest] = nil
+	w.queue = w.queue[:rest]
 	return b
 }
 
@@ -195,7 +214,9 @@ func (w *writer) took(n int, err error) bool {
 		w.err = err
 	}
 	if w.err != nil {
-		w.queue.put()
+		for _, b := range w.queue {
+			b.put()
+		}
 		w.queue, w.queued, w.flushing = nil, 0, false
 		err = w.err
 	}

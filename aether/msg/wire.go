@@ -87,11 +87,12 @@ func fixLength(b []byte, start int) []byte {
 	return b
 }
 
+// appendEntry writes key and value even when empty, as other implementations do.
 func appendEntry(b []byte, num uint64, k, v string) []byte {
 	b = append(appendTag(b, num, wireBytes), 0)
 	start := len(b)
-	b = appendBytes(b, 1, k)
-	b = appendBytes(b, 2, v)
+	b = appendElement(b, 1, k)
+	b = appendElement(b, 2, v)
 	return fixLength(b, start)
 }
 

@@ -135,6 +135,7 @@ type Event struct {
 	Type     EventType `json:"type"`
 	Sandbox  *Sandbox  `json:"sandbox,omitempty"`
 	Node     *Node     `json:"node,omitempty"`
+	Error    *Problem  `json:"error,omitempty" doc:"Alone in the last line of a stream that the server had to end."`
 }
 
 // Health of the server.

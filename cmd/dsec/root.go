@@ -74,7 +74,7 @@ there is no such command, 128+n after signal n.`,
 	for id, cmds := range map[string][]*cobra.Command{
 		"sandbox": {a.runCmd(), a.createCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd(), a.eventsCmd()},
 		"inside":  {a.execCmd(), a.shellCmd(), a.psCmd(), a.attachCmd(), a.killCmd(), a.logsCmd(), a.cpCmd()},
-		"manage":  {a.imageCmd(), a.nodeCmd(), a.tokenCmd(), a.benchCmd(), a.versionCmd()},
+		"manage":  {a.upCmd(), a.downCmd(), a.doctorCmd(), a.imageCmd(), a.nodeCmd(), a.tokenCmd(), a.benchCmd(), a.versionCmd()},
 	} {
 		for _, c := range cmds {
 			c.GroupID = id

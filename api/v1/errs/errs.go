@@ -97,6 +97,8 @@ const (
 	ConnectionLost    Code = "connection_lost"
 	ServerUnreachable Code = "server_unreachable"
 	ProtocolError     Code = "protocol_error"
+	RouteNotFound     Code = "route_not_found"
+	MethodNotAllowed  Code = "method_not_allowed"
 	UnknownMethod     Code = "unknown_method"
 	NotSupported      Code = "not_supported"
 	InternalError     Code = "internal_error"
@@ -161,6 +163,8 @@ var Table = []Row{
 	{ConnectionLost, Unavailable, 502, true, true, "the connection broke; retry, or re-attach from an offset"},
 	{ServerUnreachable, Unavailable, 502, true, true, "start a server with 'dsec up', or name a running one with DSEC_URL or --url"},
 	{ProtocolError, Invalid, 400, false, false, "the peer broke the protocol; check versions"},
+	{RouteNotFound, NotFound, 404, false, false, "check the path against /openapi.json"},
+	{MethodNotAllowed, Invalid, 405, false, false, "use a method that the Allow header names"},
 	{UnknownMethod, Unsupported, 501, false, false, "the server does not have this operation; check versions"},
 	{NotSupported, Unsupported, 501, false, false, "this backend or kernel cannot do it; see 'dsec doctor'"},
 	{InternalError, Internal, 500, true, true, "retry; if it stays, the server's log has the cause"},

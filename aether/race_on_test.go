@@ -1,0 +1,5 @@
+//go:build race
+
+package aether
+
+const raceEnabled = true

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"dsec/aether"
+	"dsec/aether/msg"
+	"dsec/internal/guest/boot"
+	"dsec/internal/guest/file"
+	"dsec/internal/guest/proc"
+	guest "dsec/internal/guest/serve"
+	"dsec/internal/guest/session"
+	"dsec/internal/guest/user"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+func main() {
+	if err := run(); err != nil {
+		os.Stderr.WriteString("dsec-guest: " + err.Error() + "\n")
+		os.Exit(1)
+	}
+}
+
+// oomScore of the sandbox's programs: the kernel prefers to kill them rather than PID 1.
+const oomScore = 300
+
+// Descriptors that a container's guest is started with (internal/backend/container).
+const (
+	channelFD  = 3
+	listenerFD = 4
+)
+
+func run() error {
+	debug.SetGCPercent(50)
+	if os.Getpid() == 1 {
+		if err := boot.ProtectSelf(); err != nil {
+			return err
+		}
+	}
+	if err := boot.KeepDescriptors(); err != nil {
+		return err
+	}
+	if len(os.Args) == 2 && os.Args[1] == "--container" {
+		return runContainer()
+	}
+	if len(os.Args) == 3 && os.Args[1] == "--listen" {
+		return runProcess(os.Args[2])
+	}
+	return errors.New("usage: dsec-guest --container | --listen PATH")
+}
+
+// runContainer serves as PID 1: on the channel that it was started with, and for
+// later edges on the listener.
+func runContainer() error {
+	cfg, err := boot.Container(channelFD)
+	if err != nil {
+		return err
+	}
+	server, err := newServer(cfg)
+	if err != nil {
+		return err
+	}
+	channel := os.NewFile(channelFD, "channel")
+	conn, err := net.FileConn(channel)
+	channel.Close() // FileConn has its own
+	if err != nil {
+		return err
+	}
+	go serveFirst(server, conn)
+	return serve(server, listenerFD)
+}
+
+func serveFirst(server *aether.Server, conn net.Conn) {
+	if err := server.ServeConn(context.Background(), conn); err != nil {
+		logEvent("first connection", err)
+	}
+}
+
+// runProcess serves as an ordinary process, for tests; its environment stands for what
+// an edge would say.
+func runProcess(path string) error {
+	fd, err := listen(path)
+	if err != nil {
+		return err
+	}
+	generation, err := number("DSEC_GUEST_GENERATION")
+	if err != nil {
+		return err
+	}
+	server, err := newServer(&msg.BootConfig{
+		Sandbox: os.Getenv("DSEC_GUEST_NODE"), Generation: generation, User: os.Getenv("DSEC_GUEST_USER"), Cwd: os.Getenv("DSEC_GUEST_CWD"),
+		Env: programEnv(os.Environ()),
+	})
+	if err != nil {
+		return err
+	}
+	return serve(server, fd)
+}
+
+func serve(server *aether.Server, fd int) error {
+	f := os.NewFile(uintptr(fd), "listener")
+	l, err := net.FileListener(f)
+	f.Close() // FileListener has its own
+	if err != nil {
+		return err
+	}
+	return server.Serve(context.Background(), l)
+}
+
+func newServer(cfg *msg.BootConfig) (*aether.Server, error) {
+	users := user.NewDatabase("")
+	procs, err := proc.NewTable(proc.Config{User: cfg.User, Cwd: cfg.Cwd, Env: cfg.Env, Users: users, OOMScore: oomScore}, proc.NewReaper())
+	if err != nil {
+		return nil, err
+	}
+	g := guest.New(guest.Config{
+		Procs: procs, Sessions: session.NewTable(procs), Files: &file.FS{Users: users, User: cfg.User, Cwd: cfg.Cwd},
+		Version: version, User: cfg.User, Cwd: cfg.Cwd,
+	})
+	return aether.NewServer(aether.ServerConfig{
+		Handlers: g.Handlers(), Node: cfg.Sandbox, Generation: cfg.Generation, KeepAlive: -1, // the edge is on this machine: its death closes the socket
+		Log: logEvent,
+	}), nil
+}
+
+func logEvent(event string, err error) {
+	os.Stderr.WriteString("dsec-guest: " + event + ": " + err.Error() + "\n")
+}
+
+// programEnv returns the variables that the sandbox's programs get.
+func programEnv(environ []string) map[string]string {
+	var m map[string]string
+	for _, e := range environ {
+		if e, ok := strings.CutPrefix(e, "DSEC_ENV_"); ok {
+			k, v, _ := strings.Cut(e, "=")
+			if m == nil {
+				m = map[string]string{}
+			}
+			m[k] = v
+		}
+	}
+	return m
+}
+
+func number(name string) (uint64, error) {
+	s := os.Getenv(name)
+	if s == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return 0, &os.SyscallError{Syscall: name, Err: err}
+	}
+	return n, nil
+}
+
+// listener takes the socket that the edge made, or makes one for "--listen PATH".
+func listen(path string) (int, error) {
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, os.NewSyscallError("socket", err)
+	}
+	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
+		return -1, os.NewSyscallError("bind "+path, err)
+	}
+	return fd, os.NewSyscallError("listen", syscall.Listen(fd, 64))
+}

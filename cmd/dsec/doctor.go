@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"dsec/client"
+	"dsec/internal/doctor"
+	"dsec/internal/guest/bin"
+	"dsec/internal/up"
+)
+
+func (a *app) doctorCmd() *cobra.Command {
+	var data string
+	var audit, asJSON bool
+	var sandboxes int
+	c := &cobra.Command{
+		Use: "doctor", Short: "Check this machine, or audit it for leaks",
+		Long: `Tries what a node needs on this machine and says how to mend what is missing. Fails if a
+node could not work.
+
+With --audit, lists everything of sandboxes that the kernel and the disk hold:
+processes, namespaces, control groups, mounts, loop devices, sockets, directories. Fails if some
+belong to a sandbox that the server does not know, or if there is no server and any are left.`,
+		Example: "  dsec doctor\n  dsec doctor --audit --json", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if audit {
+				return a.audit(cmd.Context(), data, asJSON)
+			}
+			return a.doctor(cmd.Context(), data, sandboxes, asJSON)
+		},
+	}
+	c.Flags().StringVar(&data, "data", up.DefaultData, "data directory")
+	c.Flags().BoolVar(&audit, "audit", false, "look for leaks")
+	c.Flags().IntVar(&sandboxes, "sandboxes", 2000, "how many sandboxes the limits should allow")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+func (a *app) doctor(ctx context.Context, data string, sandboxes int, asJSON bool) error {
+	guest, err := bin.Guest()
+	if err != nil {
+		return err
+	}
+	checks := doctor.Checks(ctx, data, guest, sandboxes)
+	failed := 0
+	for _, c := range checks {
+		if c.Status == doctor.Fail {
+			failed++
+		}
+	}
+	if asJSON {
+		err = a.json(map[string]any{"ok": failed == 0, "checks": checks})
+	} else {
+		var rows [][]string
+		for _, c := range checks {
+			rows = append(rows, []string{c.Name, string(c.Status), c.Detail, orDash(c.Fix)})
+		}
+		err = table(a.stdout, []string{"CHECK", "STATUS", "DETAIL", "FIX"}, rows)
+	}
+	if err == nil && failed > 0 {
+		err = fmt.Errorf("%d checks failed: a node cannot run sandboxes here", failed)
+	}
+	return err
+}
+
+func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
+	known := map[string]bool{}
+	info, err := up.Find(data)
+	served := err == nil
+	if served {
+		c, err := a.client()
+		if err != nil {
+			return err
+		}
+		for s, err := range c.All(ctx, client.ListOptions{}) {
+			if err != nil {
+				return fmt.Errorf("ask the server at %s for its sandboxes: %w", info.URL, err)
+			}
+			known[s.ID] = true
+		}
+	}
+	report, err := doctor.Run([]string{data}, func(id string) bool { return known[id] })
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		err = a.json(report)
+	} else {
+		var rows [][]string
+		for _, k := range []string{"process", "namespace", "cgroup", "mount", "loop", "directory", "socket"} {
+			rows = append(rows, []string{k, fmt.Sprint(report.Counts[k])})
+		}
+		err = table(a.stdout, []string{"KIND", "COUNT"}, rows)
+		for _, o := range report.Orphans {
+			fmt.Fprintf(a.stdout, "orphan: %s %s (sandbox %s)\n", o.Kind, o.Name, o.Sandbox)
+		}
+	}
+	switch {
+	case err != nil:
+		return err
+	case len(report.Orphans) > 0:
+		return errors.New("there are leaks: the objects above belong to no sandbox that the server knows; 'dsec down' and 'dsec up' remove them")
+	case !served:
+		return report.Empty()
+	}
+	return nil
+}

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"dsec/api/v1/errs"
+	"dsec/client"
+	"dsec/internal/guest/bin"
+	"dsec/internal/up"
+)
+
+type upFlags struct {
+	opts      up.Options
+	detach    bool
+	json      bool
+	cert, key string
+	level     string
+}
+
+func (a *app) upCmd() *cobra.Command {
+	var f upFlags
+	c := &cobra.Command{
+		Use: "up", Short: "Run a server on this machine",
+		Long: `Runs everything on this machine: the API, the catalogue and one node for sandboxes.
+Needs root. Writes a context file, from which the other verbs know the server.
+
+Sandboxes keep running when the server ends, however it ends; the next 'dsec up' on the
+same data directory takes them over. 'dsec down' removes them.`,
+		Example: "  dsec up\n  dsec up --detach\n  dsec up --data /srv/dsec --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.detach {
+				return a.upDetached(cmd.Context(), &f)
+			}
+			return a.up(cmd.Context(), &f)
+		},
+	}
+	fl := c.Flags()
+	fl.StringVar(&f.opts.Data, "data", up.DefaultData, "data directory")
+	fl.StringVar(&f.opts.Listen, "listen", up.DefaultListen, "where the API listens: HOST:PORT or unix:/path")
+	fl.BoolVar(&f.detach, "detach", false, "return once the server answers; it logs to DATA/server.log")
+	fl.BoolVar(&f.json, "json", false, "print where the server answers as JSON")
+	fl.StringVar(&f.cert, "tls-cert", "", "certificate of the API (PEM)")
+	fl.StringVar(&f.key, "tls-key", "", "its key (PEM)")
+	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
+	fl.Int64Var(&f.opts.Slots, "slots", up.DefaultSlots, "sandboxes at once")
+	fl.Float64Var(&f.opts.CPUOvercommit, "cpu-overcommit", up.DefaultCPUOvercommit, "CPU limits of all sandboxes over the machine's CPUs")
+	fl.Float64Var(&f.opts.MemoryOvercommit, "memory-overcommit", up.DefaultMemoryOvercommit, "memory limits of all sandboxes over the machine's memory")
+	size := func(p *int64, name string, def int64, usage string) {
+		*p = def
+		fl.Var((*bytesValue)(p), name, usage)
+	}
+	size(&f.opts.ReserveMemory, "reserve-memory", up.DefaultReserveMemory, "memory that must be free for another sandbox to be admitted")
+	size(&f.opts.ReserveDisk, "reserve-disk", up.DefaultReserveDisk, "disk that must be free for another sandbox to be admitted")
+	return c
+}
+
+func (a *app) up(ctx context.Context, f *upFlags) error {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(f.level)); err != nil {
+		return usagef("--log-level %q: use debug, info, warn or error", f.level)
+	}
+	f.opts.Log = slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: level}))
+	if (f.cert == "") != (f.key == "") {
+		return usagef("--tls-cert and --tls-key go together")
+	}
+	if f.cert != "" {
+		pair, err := tls.LoadX509KeyPair(f.cert, f.key)
+		if err != nil {
+			return fmt.Errorf("load the certificate: %w", err)
+		}
+		f.opts.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	}
+	var err error
+	if f.opts.Guest, err = bin.Guest(); err != nil {
+		return err
+	}
+	f.opts.Version = buildVersion()
+	return up.Run(ctx, f.opts, func(info up.Info, token string) {
+		if err := a.saveContext(info, token); err != nil {
+			f.opts.Log.Warn("the context file was not written; use --url and --token", "err", err)
+		}
+		if err := a.printUp(f, info); err != nil {
+			f.opts.Log.Warn("print", "err", err)
+		}
+	})
+}
+
+func (a *app) contextPath() (string, error) {
+	if a.contextFile != "" {
+		return a.contextFile, nil
+	}
+	return client.ContextPath()
+}
+
+func (a *app) saveContext(info up.Info, token string) error {
+	path, err := a.contextPath()
+	if err != nil {
+		return err
+	}
+	return client.SaveContext(path, client.Context{URL: info.URL, Token: token})
+}
+
+func (a *app) printUp(f *upFlags, info up.Info) error {
+	if f.json {
+		return a.jsonLine(info)
+	}
+	_, err := fmt.Fprintf(a.stdout, "dsec is up at %s (node %s, pid %d)\n", info.URL, info.Node, info.PID)
+	return err
+}
+
+// startTime bounds the wait for a detached server.
+const startTime = 60 * time.Second
+
+// upDetached starts this program again as a server of its own and waits until it answers.
+func (a *app) upDetached(ctx context.Context, f *upFlags) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	data, err := filepath.Abs(f.opts.Data)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(data, 0o700); err != nil {
+		return err
+	}
+	if _, err := up.Find(data); err == nil {
+		return errs.New(errs.StateConflict, "up", "a node already runs on "+data+"; stop it with 'dsec down', or use another --data")
+	}
+	log, err := os.OpenFile(filepath.Join(data, "server.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	begin, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	args := []string{"up", "--data", data, "--listen", f.opts.Listen, "--log-level", f.level, "--slots", fmt.Sprint(f.opts.Slots),
+		"--cpu-overcommit", fmt.Sprint(f.opts.CPUOvercommit), "--memory-overcommit", fmt.Sprint(f.opts.MemoryOvercommit),
+		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk)}
+	for name, value := range map[string]string{"--tls-cert": f.cert, "--tls-key": f.key, "--context": a.contextFile} {
+		if value != "" {
+			if value, err = filepath.Abs(value); err != nil {
+				return err
+			}
+			args = append(args, name, value)
+		}
+	}
+	cmd := exec.Command(self, args...) // not bound to ctx: it outlives us
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	deadline := time.After(startTime)
+	for {
+		if info, err := up.Find(data); err == nil && info.PID == cmd.Process.Pid {
+			return a.printUp(f, info)
+		}
+		select {
+		case err := <-exited:
+			return fmt.Errorf("the server ended at once (%w); its log %s says:\n%s", err, log.Name(), tail(log.Name(), begin))
+		case <-deadline:
+			return fmt.Errorf("the server does not answer after %v; look at %s", startTime, log.Name())
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), cmd.Process.Signal(syscall.SIGTERM))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// tail returns the end of what was written to a log since an offset.
+func tail(path string, from int64) string {
+	b, err := os.ReadFile(path)
+	if err != nil || int64(len(b)) < from {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(b[from:])), "\n")
+	return strings.Join(lines[max(0, len(lines)-12):], "\n")
+}
+
+func (a *app) downCmd() *cobra.Command {
+	var data string
+	var keep, asJSON bool
+	c := &cobra.Command{
+		Use: "down", Short: "Stop this machine's server and remove its sandboxes",
+		Long: `Stops the server of a data directory, if one runs, removes all its sandboxes and what
+the node held for them. Images, tokens and the node's identity stay. With --keep,
+sandboxes go on running for the next 'dsec up' to take over (an upgrade, say).`,
+		Example: "  dsec down\n  dsec down --data /srv/dsec --keep", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.down(cmd.Context(), data, keep, asJSON)
+		},
+	}
+	c.Flags().StringVar(&data, "data", up.DefaultData, "data directory")
+	c.Flags().BoolVar(&keep, "keep", false, "leave the sandboxes running")
+	c.Flags().BoolVar(&asJSON, "json", false, "print what was done as JSON")
+	return c
+}
+
+func (a *app) down(ctx context.Context, data string, keep, asJSON bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // thousands of sandboxes may have to end
+	defer cancel()
+	info, err := up.Find(data)
+	running := err == nil
+	switch {
+	case running:
+		if err := up.Stop(ctx, data, info); err != nil {
+			return err
+		}
+	case !errors.Is(err, errs.NodeNotFound) || keep:
+		return err
+	}
+	removed := 0
+	if !keep {
+		guest, err := bin.Guest()
+		if err != nil {
+			return err
+		}
+		if removed, err = up.RemoveSandboxes(ctx, data, guest); err != nil {
+			return err
+		}
+	}
+	if asJSON {
+		return json.NewEncoder(a.stdout).Encode(map[string]any{"stopped": running, "removed": removed})
+	}
+	what := "no server was running"
+	if running {
+		what = "stopped the server"
+	}
+	if keep {
+		_, err = fmt.Fprintf(a.stdout, "%s; sandboxes keep running\n", what)
+	} else {
+		_, err = fmt.Fprintf(a.stdout, "%s; removed %d sandboxes\n", what, removed)
+	}
+	return err
+}

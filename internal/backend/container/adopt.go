@@ -1,0 +1,96 @@
+package container
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"dsec/api/v1/errs"
+	"dsec/internal/backend"
+)
+
+// Adopt implements backend.Backend.
+func (b *Backend) Adopt(_ context.Context, spec backend.Spec, raw json.RawMessage) (backend.Instance, error) {
+	lost := func(why string, err error) error {
+		return errs.New(errs.SandboxLost, "container.adopt", why).Because(err)
+	}
+	var h handle
+	if err := json.Unmarshal(raw, &h); err != nil {
+		return nil, lost("its handle is unreadable", err)
+	}
+	if h.PID <= 1 || h.Generation != spec.Generation {
+		return nil, lost("its handle is of another generation", nil)
+	}
+	pidfd, err := unix.PidfdOpen(h.PID, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, lost("its first process has ended", err)
+	}
+	// The descriptor came first: if the process behind it has the right start time, it
+	// is ours and cannot be exchanged any more.
+	ticks, err := startTicks(h.PID)
+	if err != nil || ticks != h.StartTicks {
+		unix.Close(pidfd)
+		return nil, lost("its first process has ended and the pid is another's", err)
+	}
+	b.ids.claim(h.FirstID)
+	i := watch(b, spec.ID, h, pidfd)
+	b.mu.Lock()
+	b.instances[spec.ID] = i
+	b.mu.Unlock()
+	return i, nil
+}
+
+// List implements backend.Backend.
+func (b *Backend) List(context.Context) ([]string, error) {
+	entries, err := os.ReadDir(b.dir.Name())
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	var ids []string
+	for _, e := range entries {
+		seen[e.Name()] = true
+		ids = append(ids, e.Name())
+	}
+	groups, err := b.cgroups.List()
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range groups {
+		if !seen[g] {
+			ids = append(ids, g)
+		}
+	}
+	return ids, nil
+}
+
+// Audit implements backend.Backend. Namespaces and mounts have no names of their own:
+// they live exactly as long as the processes counted here.
+func (b *Backend) Audit(ctx context.Context) ([]backend.Resource, error) {
+	ids, err := b.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []backend.Resource
+	for _, id := range ids {
+		dir := filepath.Join(b.dir.Name(), id)
+		if _, err := os.Lstat(dir); err == nil {
+			out = append(out, backend.Resource{Kind: "directory", Name: dir, Sandbox: id})
+		}
+		for _, p := range b.cgroups.Paths(id) {
+			out = append(out, backend.Resource{Kind: "cgroup", Name: p, Sandbox: id})
+		}
+		pids, err := b.cgroups.PIDs(id)
+		if err != nil {
+			return nil, err
+		}
+		for _, pid := range pids {
+			out = append(out, backend.Resource{Kind: "process", Name: strconv.Itoa(pid), Sandbox: id})
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,378 @@
+package cgroup
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits of one group. Zero means no limit.
+type Limits struct {
+	CPUMillis   int64
+	MemoryBytes int64
+	PIDs        int64
+}
+
+// Usage counters of one group.
+type Usage struct {
+	CPU             time.Duration
+	MemoryBytes     int64
+	PeakMemoryBytes int64
+	PIDs            int64
+	OOMKills        int64
+}
+
+// Hierarchy is where groups are made: one directory for each controller (v1), or one
+// for all (v2).
+type Hierarchy struct {
+	v2   bool
+	dirs map[string]string // controller → parent directory; v2: one entry "unified"
+}
+
+// v1Controllers are those a group is made in. cpuacct may share the mount of cpu.
+var v1Controllers = []string{"memory", "cpu", "cpuacct", "pids"}
+
+// cpuPeriod of the CPU quota, the kernel's default.
+const cpuPeriod = 100_000 // microseconds
+
+// Open returns the hierarchy that an earlier process chose and wrote to file, if it still
+// exists, and otherwise detects one and writes it there: a node that is restarted
+// from another place of the cgroup tree must find its groups again.
+func Open(file, root, self, name string) (*Hierarchy, error) {
+	var saved struct {
+		V2   bool              `json:"v2"`
+		Dirs map[string]string `json:"dirs"`
+	}
+	if data, err := os.ReadFile(file); err == nil && json.Unmarshal(data, &saved) == nil && len(saved.Dirs) > 0 {
+		usable := true
+		for _, d := range saved.Dirs {
+			_, err := os.Stat(filepath.Join(d, "cgroup.procs"))
+			usable = usable && err == nil
+		}
+		if usable {
+			return &Hierarchy{v2: saved.V2, dirs: saved.Dirs}, nil
+		}
+	}
+	h, err := Detect(root, self, name)
+	if err != nil {
+		return nil, err
+	}
+	saved.V2, saved.Dirs = h.v2, h.dirs
+	data, err := json.Marshal(saved)
+	if err != nil {
+		return nil, err
+	}
+	return h, os.WriteFile(file, data, 0o600)
+}
+
+// RemoveAll deletes the parent groups, which must have no groups left in them.
+func (h *Hierarchy) RemoveAll() error {
+	var errs []error
+	for _, d := range h.dirs {
+		if err := unix.Rmdir(d); err != nil && err != unix.ENOENT {
+			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", d, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Detect finds the host's controllers under root (/sys/fs/cgroup) and makes the parent
+// group name in each: below our own group with v1 (whose limits then hold for all
+// sandboxes too), below the root with v2 (where a group with processes cannot have
+// children with controllers). self is /proc/self/cgroup.
+func Detect(root, self, name string) (*Hierarchy, error) {
+	own, err := ownGroups(self)
+	if err != nil {
+		return nil, err
+	}
+	if b, err := os.ReadFile(filepath.Join(root, "cgroup.controllers")); err == nil {
+		for _, want := range []string{"cpu", "memory", "pids"} {
+			if !strings.Contains(" "+strings.TrimSpace(string(b))+" ", " "+want+" ") {
+				return nil, fmt.Errorf("cgroup v2 at %s has no %s controller", root, want)
+			}
+		}
+		enable := []byte("+cpu +memory +pids")
+		if err := os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), enable, 0); err != nil {
+			return nil, fmt.Errorf("enable controllers in %s: %w", root, err)
+		}
+		dir := filepath.Join(root, name)
+		if err := mkdir(dir); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), enable, 0); err != nil {
+			return nil, fmt.Errorf("enable controllers in %s: %w", dir, err)
+		}
+		return &Hierarchy{v2: true, dirs: map[string]string{"unified": dir}}, nil
+	}
+	h := &Hierarchy{dirs: map[string]string{}}
+	seen := map[string]bool{}
+	for _, c := range v1Controllers {
+		mount := filepath.Join(root, c)
+		if resolved, err := filepath.EvalSymlinks(mount); err == nil {
+			mount = resolved // cpu and cpuacct are often one mount with two names
+		}
+		if _, err := os.Stat(filepath.Join(mount, "tasks")); err != nil {
+			return nil, fmt.Errorf("cgroup v1 controller %s: %w", c, err)
+		}
+		dir := filepath.Join(mount, own[c], name)
+		if err := mkdir(dir); err != nil {
+			return nil, err
+		}
+		if !seen[dir] {
+			h.dirs[c] = dir
+			seen[dir] = true
+		}
+	}
+	return h, nil
+}
+
+func ownGroups(self string) (map[string]string, error) {
+	f, err := os.Open(self)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	own := map[string]string{}
+	for s := bufio.NewScanner(f); s.Scan(); {
+		parts := strings.SplitN(s.Text(), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		for _, c := range strings.Split(parts[1], ",") {
+			own[c] = parts[2]
+		}
+	}
+	return own, nil
+}
+
+func mkdir(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make cgroup: %w", err)
+	}
+	return nil
+}
+
+// V2 tells which version is in use.
+func (h *Hierarchy) V2() bool { return h.v2 }
+
+// dir of a controller, where cpuacct may live in cpu's directory.
+func (h *Hierarchy) dir(controller string) string {
+	if h.v2 {
+		return h.dirs["unified"]
+	}
+	if d, ok := h.dirs[controller]; ok {
+		return d
+	}
+	return h.dirs["cpu"]
+}
+
+// Create makes group name with its limits. It is idempotent.
+func (h *Hierarchy) Create(name string, l Limits) error {
+	for _, dir := range h.dirs {
+		if err := mkdir(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	set := func(controller, file, value string) error {
+		path := filepath.Join(h.dir(controller), name, file)
+		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open %s: %w", path, err)
+		}
+		defer unix.Close(fd)
+		if _, err := unix.Write(fd, []byte(value)); err != nil {
+			return fmt.Errorf("write %q to %s: %w", value, path, err)
+		}
+		return nil
+	}
+	var errs []error
+	if l.MemoryBytes > 0 {
+		if h.v2 {
+			errs = append(errs, set("memory", "memory.max", itoa(l.MemoryBytes)))
+		} else {
+			errs = append(errs, set("memory", "memory.limit_in_bytes", itoa(l.MemoryBytes)))
+		}
+	}
+	if l.CPUMillis > 0 {
+		quota := l.CPUMillis * cpuPeriod / 1000
+		if h.v2 {
+			errs = append(errs, set("cpu", "cpu.max", itoa(quota)+" "+itoa(cpuPeriod)))
+		} else {
+			errs = append(errs, set("cpu", "cpu.cfs_quota_us", itoa(quota)))
+		}
+	}
+	if l.PIDs > 0 {
+		errs = append(errs, set("pids", "pids.max", itoa(l.PIDs)))
+	}
+	return errors.Join(errs...)
+}
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }
+
+// Entry is how a new process gets into a group: cloned into it (v2, one descriptor of
+// its directory), or by writing "0" to each of the descriptors itself (v1) while it
+// has one thread.
+type Entry struct {
+	CloneInto int // -1 with v1
+	JoinFDs   []int
+}
+
+// Open opens group name for joining.
+func (h *Hierarchy) Open(name string) (Entry, error) {
+	e := Entry{CloneInto: -1}
+	if h.v2 {
+		fd, err := unix.Open(filepath.Join(h.dirs["unified"], name), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return e, fmt.Errorf("open cgroup %s: %w", name, err)
+		}
+		e.CloneInto = fd
+		return e, nil
+	}
+	for _, c := range v1Controllers {
+		dir, ok := h.dirs[c]
+		if !ok {
+			continue
+		}
+		fd, err := unix.Open(filepath.Join(dir, name, "tasks"), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			e.Close()
+			return Entry{CloneInto: -1}, fmt.Errorf("open cgroup %s of %s: %w", name, c, err)
+		}
+		e.JoinFDs = append(e.JoinFDs, fd)
+	}
+	return e, nil
+}
+
+// Close closes the descriptors.
+func (e Entry) Close() {
+	if e.CloneInto >= 0 {
+		unix.Close(e.CloneInto)
+	}
+	for _, fd := range e.JoinFDs {
+		unix.Close(fd)
+	}
+}
+
+// Remove deletes group name; what does not exist is fine. A group whose last process
+// has just died may be busy for a moment: that is waited for, up to the deadline.
+func (h *Hierarchy) Remove(name string, deadline time.Time) error {
+	var errs []error
+	for _, dir := range h.dirs {
+		path := filepath.Join(dir, name)
+		for wait := 100 * time.Microsecond; ; wait *= 2 {
+			err := unix.Rmdir(path)
+			if err == nil || err == unix.ENOENT {
+				break
+			}
+			if err != unix.EBUSY || time.Now().After(deadline) {
+				errs = append(errs, fmt.Errorf("remove cgroup %s: %w", path, err))
+				break
+			}
+			time.Sleep(min(wait, 20*time.Millisecond))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// List names all groups, made by Create under the parent, of which any part is left.
+func (h *Hierarchy) List() ([]string, error) {
+	seen := map[string]bool{}
+	var names []string
+	for _, dir := range h.dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if e.IsDir() && !seen[e.Name()] {
+				seen[e.Name()] = true
+				names = append(names, e.Name())
+			}
+		}
+	}
+	return names, nil
+}
+
+// Paths returns the directories of group name that exist.
+func (h *Hierarchy) Paths(name string) []string {
+	var out []string
+	for _, dir := range h.dirs {
+		p := filepath.Join(dir, name)
+		if _, err := os.Lstat(p); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// PIDs lists the processes of group name; none if it does not exist.
+func (h *Hierarchy) PIDs(name string) ([]int, error) {
+	b, err := os.ReadFile(filepath.Join(h.dir("pids"), name, "cgroup.procs"))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, f := range strings.Fields(string(b)) {
+		pid, err := strconv.Atoi(f)
+		if err != nil {
+			return nil, fmt.Errorf("cgroup.procs of %s: %w", name, err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids, nil
+}
+
+// Usage reads the counters of group name.
+func (h *Hierarchy) Usage(name string) (Usage, error) {
+	var u Usage
+	var err error
+	read := func(controller, file string) string {
+		b, e := os.ReadFile(filepath.Join(h.dir(controller), name, file))
+		if e != nil && err == nil {
+			err = e
+		}
+		return strings.TrimSpace(string(b))
+	}
+	num := func(s string) int64 {
+		n, _ := strconv.ParseInt(s, 10, 64) // "max" and absent read as 0
+		return n
+	}
+	u.PIDs = num(read("pids", "pids.current"))
+	if h.v2 {
+		u.CPU = time.Duration(num(field(read("cpu", "cpu.stat"), "usage_usec"))) * time.Microsecond
+		u.MemoryBytes = num(read("memory", "memory.current"))
+		u.OOMKills = num(field(read("memory", "memory.events"), "oom_kill"))
+		if err != nil {
+			return u, err
+		}
+		u.PeakMemoryBytes = num(read("memory", "memory.peak")) // kernel 5.19
+		return u, nil
+	}
+	u.CPU = time.Duration(num(read("cpuacct", "cpuacct.usage")))
+	u.MemoryBytes = num(read("memory", "memory.usage_in_bytes"))
+	u.PeakMemoryBytes = num(read("memory", "memory.max_usage_in_bytes"))
+	u.OOMKills = num(field(read("memory", "memory.oom_control"), "oom_kill"))
+	return u, err
+}
+
+// field finds "key value" in lines.
+func field(s, key string) string {
+	for line := range strings.Lines(s) {
+		if k, v, ok := strings.Cut(strings.TrimSpace(line), " "); ok && k == key {
+			return v
+		}
+	}
+	return ""
+}

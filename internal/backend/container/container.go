@@ -1,0 +1,138 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	v1 "dsec/api/v1"
+	"dsec/internal/backend"
+	"dsec/internal/backend/container/cgroup"
+	"dsec/internal/backend/container/mount"
+)
+
+// Layers gives out the shared, detached mounts of an image's layers, highest first.
+// The caller owns the returned descriptors' use until release.
+type Layers interface {
+	Acquire(ctx context.Context, image *v1.Image) (mounts []int, release func(), err error)
+}
+
+// Config of a Backend.
+type Config struct {
+	Dir        string // owned by this backend
+	Writable   string // where sandboxes' own layers are; see package scratch
+	Guest      []byte // the guest binary
+	CgroupRoot string // /sys/fs/cgroup
+	CgroupName string // parent group for all sandboxes of this node, unique on the host
+	Layers     Layers
+	FirstID    uint32 // first host uid and gid that sandboxes may have
+}
+
+// Backend implements backend.Backend.
+type Backend struct {
+	cfg     Config
+	dir     *os.File // Config.Writable/sandboxes
+	log     *os.File // what all guests write to their standard error: only panics
+	cgroups *cgroup.Hierarchy
+	guest   int // the guest binary, O_PATH
+	null    int
+	dev     int    // the /dev of all sandboxes
+	seccomp []byte // filter program
+	ids     *ranges
+
+	mu        sync.Mutex
+	instances map[string]*instance
+}
+
+var _ backend.Backend = (*Backend)(nil)
+
+// New prepares this node for containers.
+func New(cfg Config) (*Backend, error) {
+	b := &Backend{cfg: cfg, guest: -1, null: -1, dev: -1, instances: map[string]*instance{}, ids: newRanges(cfg.FirstID)}
+	if err := b.prepare(); err != nil {
+		b.Close()
+		return nil, fmt.Errorf("prepare containers: %w", err)
+	}
+	return b, nil
+}
+
+func (b *Backend) prepare() error {
+	sandboxes := filepath.Join(b.cfg.Writable, "sandboxes")
+	for _, d := range []string{b.cfg.Dir, sandboxes} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return err
+		}
+	}
+	var err error
+	if b.log, err = os.OpenFile(filepath.Join(b.cfg.Dir, "guests.log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600); err != nil {
+		return err
+	}
+	if b.dir, err = os.Open(sandboxes); err != nil {
+		return err
+	}
+	if b.cgroups, err = cgroup.Open(filepath.Join(b.cfg.Dir, "cgroups.json"), b.cfg.CgroupRoot, "/proc/self/cgroup", b.cfg.CgroupName); err != nil {
+		return err
+	}
+	if b.guest, err = installGuest(b.cfg.Dir, b.cfg.Guest); err != nil {
+		return err
+	}
+	if b.null, err = unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return err
+	}
+	if b.dev, err = mount.Dev(); err != nil {
+		return err
+	}
+	b.seccomp, err = seccompProgram()
+	return err
+}
+
+// installGuest puts the binary where guests execute it, and opens it. Its mode matters:
+// who may execute but not read a program cannot trace the process either, or read its
+// /proc entries, not even as root of the user namespace that it runs in (kernel:
+// would_dump). So nothing in a sandbox can reach PID 1's memory or descriptors.
+func installGuest(dir string, binary []byte) (int, error) {
+	path := filepath.Join(dir, "dsec-guest") // also the name that ps shows
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, binary, 0o711); err != nil {
+		return -1, fmt.Errorf("install guest: %w", err)
+	}
+	if err := os.Chmod(tmp, 0o711); err != nil {
+		return -1, fmt.Errorf("install guest: %w", err)
+	}
+	if err := os.Rename(tmp, path); err != nil { // running guests keep the old file
+		return -1, fmt.Errorf("install guest: %w", err)
+	}
+	return unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+}
+
+// Kind implements backend.Backend.
+func (b *Backend) Kind() v1.Backend { return v1.BackendContainer }
+
+// Withdraw removes what the node holds for containers beyond single sandboxes, of which
+// none may be left. The backend is of no use after it.
+func (b *Backend) Withdraw() error { return b.cgroups.RemoveAll() }
+
+// Close implements backend.Backend.
+func (b *Backend) Close() error {
+	for _, f := range []*os.File{b.dir, b.log} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, fd := range []*int{&b.guest, &b.null, &b.dev} {
+		if *fd >= 0 {
+			unix.Close(*fd)
+			*fd = -1
+		}
+	}
+	for _, i := range b.instances {
+		i.close()
+	}
+	return nil
+}

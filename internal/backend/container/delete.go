@@ -1,0 +1,84 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"dsec/api/v1/errs"
+)
+
+// Delete implements backend.Backend. It goes by names alone; what this process knows
+// of the sandbox only makes it faster.
+func (b *Backend) Delete(ctx context.Context, id string) error {
+	b.mu.Lock()
+	i := b.instances[id]
+	b.mu.Unlock()
+	var err error
+	if i != nil {
+		err = i.kill(ctx)
+	} else {
+		err = b.killGroup(ctx, id)
+	}
+	if err == nil {
+		err = errors.Join(b.removeGroup(ctx, id), b.removeDirectory(id))
+	}
+	if err != nil {
+		return errs.Wrap(errs.InternalError, "container.delete", "something of the sandbox is left", err)
+	}
+	if i != nil {
+		b.mu.Lock()
+		delete(b.instances, id)
+		b.mu.Unlock()
+		i.close()
+		b.ids.put(i.handle.FirstID)
+	}
+	return nil
+}
+
+// killGroup kills every process of the sandbox's group until none is left.
+func (b *Backend) killGroup(ctx context.Context, id string) error {
+	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 10*time.Millisecond) {
+		pids, err := b.cgroups.PIDs(id)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		for _, pid := range pids {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+				return fmt.Errorf("kill pid %d: %w", pid, err)
+			}
+			var status unix.WaitStatus
+			_, _ = unix.Wait4(pid, &status, unix.WNOHANG, nil) // a half-made child of ours would stay as a zombie
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return fmt.Errorf("%d processes do not end: %w", len(pids), ctx.Err())
+		}
+	}
+}
+
+// groupTime bounds the wait for a group that is still busy after its last process.
+const groupTime = 5 * time.Second
+
+func (b *Backend) removeGroup(ctx context.Context, id string) error {
+	deadline := time.Now().Add(groupTime)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	return b.cgroups.Remove(id, deadline)
+}
+
+// removeDirectory deletes the sandbox's directory. Its content belongs to hostile code:
+// os.RemoveAll works by descriptors and never follows a link.
+func (b *Backend) removeDirectory(id string) error {
+	if err := os.RemoveAll(filepath.Join(b.dir.Name(), id)); err != nil {
+		return fmt.Errorf("remove directory: %w", err)
+	}
+	return nil
+}

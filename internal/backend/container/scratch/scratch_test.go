@@ -1,0 +1,60 @@
+package scratch
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Needs root and loop devices.
+func TestMountIsMadeOnceAndLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	t.Cleanup(func() {
+		if err := Unmount(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	point, err := Mount(t.Context(), dir, 64<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(point, "kept"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Mount(t.Context(), dir, 64<<20)
+	if err != nil || again != point {
+		t.Fatalf("%s, %v", again, err)
+	}
+	f, err := os.Open(filepath.Join(point, "kept"))
+	if err != nil {
+		t.Fatalf("a mounted scratch was made anew: %v", err)
+	}
+	if err := Unmount(dir); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("unmounted under a user: %v", err)
+	}
+	f.Close()
+	// Full means ENOSPC for the writer, not more disk.
+	big := make([]byte, 1<<20)
+	w, err := os.Create(filepath.Join(point, "big"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 80 {
+		if _, err = w.Write(big); err != nil {
+			break
+		}
+	}
+	w.Close()
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("writing 80 MiB into 64: %v", err)
+	}
+	if err := Unmount(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "scratch.img")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the image is left: %v", err)
+	}
+}

@@ -1,0 +1,94 @@
+package container
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// newestCall is the highest system call number that this profile was written for
+// (kernel 6.18: listns 470). Later ones read as absent, which programs handle.
+const newestCall = 470
+
+const (
+	auditArchX86_64 = 0xc000003e
+	clone3          = unix.SYS_CLONE3
+	newNamespaces   = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
+		unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+)
+
+// denied is what sandboxed processes may not call: what reaches parts of the kernel
+// that are not confined by namespaces, or that programs of this kind of sandbox do not
+// need and exploits of the kernel do. docs/security.md says more.
+var denied = map[uint32]unix.Errno{
+	// mounts and namespaces
+	unix.SYS_MOUNT: unix.EPERM, unix.SYS_UMOUNT2: unix.EPERM, unix.SYS_PIVOT_ROOT: unix.EPERM, unix.SYS_MOVE_MOUNT: unix.EPERM,
+	unix.SYS_OPEN_TREE: unix.EPERM, unix.SYS_FSOPEN: unix.EPERM, unix.SYS_FSMOUNT: unix.EPERM, unix.SYS_FSCONFIG: unix.EPERM,
+	unix.SYS_FSPICK: unix.EPERM, unix.SYS_MOUNT_SETATTR: unix.EPERM, unix.SYS_SETNS: unix.EPERM, unix.SYS_UNSHARE: unix.EPERM,
+	unix.SYS_OPEN_BY_HANDLE_AT: unix.EPERM, unix.SYS_QUOTACTL: unix.EPERM, unix.SYS_QUOTACTL_FD: unix.EPERM, unix.SYS_FANOTIFY_INIT: unix.EPERM,
+	// its flags lie in memory, where a filter cannot look; C libraries fall back to clone
+	clone3: unix.ENOSYS,
+	// the machine
+	unix.SYS_REBOOT: unix.EPERM, unix.SYS_KEXEC_LOAD: unix.EPERM, unix.SYS_KEXEC_FILE_LOAD: unix.EPERM, unix.SYS_INIT_MODULE: unix.EPERM,
+	unix.SYS_FINIT_MODULE: unix.EPERM, unix.SYS_DELETE_MODULE: unix.EPERM, unix.SYS_SWAPON: unix.EPERM, unix.SYS_SWAPOFF: unix.EPERM,
+	unix.SYS_ACCT: unix.EPERM, unix.SYS_SETTIMEOFDAY: unix.EPERM, unix.SYS_CLOCK_SETTIME: unix.EPERM, unix.SYS_SYSLOG: unix.EPERM,
+	unix.SYS_IOPL: unix.EPERM, unix.SYS_IOPERM: unix.EPERM, unix.SYS_VHANGUP: unix.EPERM,
+	// not namespaced, or a history of holes
+	unix.SYS_ADD_KEY: unix.EPERM, unix.SYS_REQUEST_KEY: unix.EPERM, unix.SYS_KEYCTL: unix.EPERM, unix.SYS_BPF: unix.EPERM,
+	unix.SYS_PERF_EVENT_OPEN: unix.EPERM, unix.SYS_USERFAULTFD: unix.EPERM, unix.SYS_MOVE_PAGES: unix.EPERM, unix.SYS_MIGRATE_PAGES: unix.EPERM,
+	unix.SYS_IO_URING_SETUP: unix.ENOSYS, unix.SYS_IO_URING_ENTER: unix.ENOSYS, unix.SYS_IO_URING_REGISTER: unix.ENOSYS,
+	// gone from the kernel or never needed
+	unix.SYS_USELIB: unix.ENOSYS, unix.SYS_SYSFS: unix.ENOSYS, unix.SYS_USTAT: unix.ENOSYS, unix.SYS_LOOKUP_DCOOKIE: unix.ENOSYS,
+	unix.SYS_NFSSERVCTL: unix.ENOSYS, unix.SYS__SYSCTL: unix.ENOSYS,
+}
+
+// deniedFamilies of socket(2): vsock reaches the host whatever the network namespace.
+var deniedFamilies = []uint32{unix.AF_VSOCK, unix.AF_ALG}
+
+// seccompProgram compiles the profile to struct sock_filter[].
+func seccompProgram() ([]byte, error) {
+	fail := func(e unix.Errno) bpf.Instruction { return bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(e)} }
+	allow := bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
+	// Offsets into struct seccomp_data, little-endian.
+	const nr, arch, arg0 = 0, 4, 16
+	prog := []bpf.Instruction{
+		bpf.LoadAbsolute{Off: arch, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: auditArchX86_64, SkipTrue: 1},
+		bpf.RetConstant{Val: unix.SECCOMP_RET_KILL_PROCESS}, // 32-bit calls have other numbers
+		bpf.LoadAbsolute{Off: nr, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpLessOrEqual, Val: newestCall, SkipTrue: 1},
+		fail(unix.ENOSYS), // also the x32 numbers
+	}
+	// In the order of numbers, so that the program is the same each time.
+	for n := uint32(0); n <= newestCall; n++ {
+		if e, ok := denied[n]; ok {
+			prog = append(prog, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: n, SkipTrue: 1}, fail(e))
+		}
+	}
+	prog = append(prog,
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE, SkipTrue: 4},
+		bpf.LoadAbsolute{Off: arg0, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: newNamespaces, SkipTrue: 1},
+		allow,
+		fail(unix.EPERM),
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_SOCKET, SkipTrue: uint8(1 + 2*len(deniedFamilies))},
+		bpf.LoadAbsolute{Off: arg0, Size: 4},
+	)
+	for _, f := range deniedFamilies {
+		prog = append(prog, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: f, SkipTrue: 1}, fail(unix.EAFNOSUPPORT))
+	}
+	prog = append(prog, allow)
+	raw, err := bpf.Assemble(prog)
+	if err != nil {
+		return nil, fmt.Errorf("assemble seccomp profile: %w", err)
+	}
+	out := make([]byte, 0, len(raw)*unix.SizeofSockFilter)
+	for _, i := range raw {
+		out = binary.LittleEndian.AppendUint16(out, i.Op)
+		out = append(out, i.Jt, i.Jf)
+		out = binary.LittleEndian.AppendUint32(out, i.K)
+	}
+	return out, nil
+}

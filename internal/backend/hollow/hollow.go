@@ -1,0 +1,168 @@
+// Package hollow is the backend that runs nothing. It keeps the state of as many
+// sandboxes as one likes, so that the control plane can be tested at a scale that no
+// machine could run; its guests answer guest.info and refuse everything else. It
+// passes the same conformance suite as the real backends.
+package hollow
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"dsec/aether"
+	"dsec/aether/msg"
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+	"dsec/internal/backend"
+)
+
+// Backend implements backend.Backend. A sandbox is one empty file in its directory, so
+// that it outlives an edge like a real one.
+type Backend struct {
+	dir    string
+	server *aether.Server
+
+	mu        sync.Mutex
+	instances map[string]*instance
+}
+
+var _ backend.Backend = (*Backend)(nil)
+
+// New keeps its sandboxes in dir.
+func New(dir string) (*Backend, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	server := aether.NewServer(aether.ServerConfig{
+		Handlers: map[string]aether.Handler{
+			"guest.info": aether.Unary(func(context.Context, *aether.Stream, *msg.Empty) (*msg.GuestInfo, error) {
+				return &msg.GuestInfo{Version: "hollow"}, nil
+			}),
+		},
+		Fallback: func(_ context.Context, s *aether.Stream) (aether.Message, error) {
+			return nil, errs.New(errs.NotSupported, "hollow.guest", "a hollow sandbox runs nothing: "+s.Method())
+		},
+		KeepAlive: -1,
+	})
+	return &Backend{dir: dir, server: server, instances: map[string]*instance{}}, nil
+}
+
+// Kind implements backend.Backend.
+func (b *Backend) Kind() v1.Backend { return v1.BackendHollow }
+
+// Check implements backend.Backend.
+func (b *Backend) Check(context.Context) error { return nil }
+
+func (b *Backend) path(id string) string { return filepath.Join(b.dir, id) }
+
+// Create implements backend.Backend.
+func (b *Backend) Create(ctx context.Context, spec backend.Spec, _ backend.StepReport) (backend.Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, errs.Wrap(errs.InternalError, "hollow.create", "create", err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if i, ok := b.instances[spec.ID]; ok && i.handle.Generation == spec.Generation {
+		return i, nil
+	}
+	if err := os.WriteFile(b.path(spec.ID), nil, 0o600); err != nil {
+		return nil, errs.Wrap(errs.InternalError, "hollow.create", "keep the sandbox", err)
+	}
+	return b.enter(spec), nil
+}
+
+func (b *Backend) enter(spec backend.Spec) *instance {
+	i := &instance{b: b, id: spec.ID, handle: handle{spec.Generation}, done: make(chan struct{})}
+	b.instances[spec.ID] = i
+	return i
+}
+
+// Adopt implements backend.Backend.
+func (b *Backend) Adopt(_ context.Context, spec backend.Spec, raw json.RawMessage) (backend.Instance, error) {
+	var h handle
+	if err := json.Unmarshal(raw, &h); err != nil || h.Generation != spec.Generation {
+		return nil, errs.New(errs.SandboxLost, "hollow.adopt", "its handle is of another generation").Because(err)
+	}
+	if _, err := os.Lstat(b.path(spec.ID)); err != nil {
+		return nil, errs.New(errs.SandboxLost, "hollow.adopt", "it is gone").Because(err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.enter(spec), nil
+}
+
+// Delete implements backend.Backend.
+func (b *Backend) Delete(_ context.Context, id string) error {
+	if err := os.Remove(b.path(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errs.Wrap(errs.InternalError, "hollow.delete", "remove the sandbox", err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if i, ok := b.instances[id]; ok {
+		delete(b.instances, id)
+		close(i.done)
+	}
+	return nil
+}
+
+// List implements backend.Backend.
+func (b *Backend) List(context.Context) ([]string, error) {
+	entries, err := os.ReadDir(b.dir)
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, e := range entries {
+		ids = append(ids, e.Name())
+	}
+	return ids, nil
+}
+
+// Audit implements backend.Backend.
+func (b *Backend) Audit(ctx context.Context) ([]backend.Resource, error) {
+	ids, err := b.List(ctx)
+	var out []backend.Resource
+	for _, id := range ids {
+		out = append(out, backend.Resource{Kind: "file", Name: b.path(id), Sandbox: id})
+	}
+	return out, err
+}
+
+// Close implements backend.Backend.
+func (b *Backend) Close() error { return b.server.Close() }
+
+type handle struct {
+	Generation uint64 `json:"generation"`
+}
+
+type instance struct {
+	b      *Backend
+	id     string
+	handle handle
+	done   chan struct{}
+}
+
+func (i *instance) ID() string            { return i.id }
+func (i *instance) Done() <-chan struct{} { return i.done }
+
+func (i *instance) Handle() json.RawMessage {
+	raw, err := json.Marshal(i.handle)
+	if err != nil {
+		panic(err) // a number always marshals
+	}
+	return raw
+}
+
+func (i *instance) Usage(context.Context) (v1.Usage, error) { return v1.Usage{}, nil }
+
+// DialGuest serves the other end of a pipe until either side closes it.
+func (i *instance) DialGuest(context.Context) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	go func() { _ = i.b.server.ServeConn(context.Background(), theirs) }() // ends with the connection; its error is the client's too
+	return ours, nil
+}

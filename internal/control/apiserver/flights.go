@@ -1,0 +1,143 @@
+package apiserver
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+	"dsec/internal/control/watcher"
+)
+
+const syncTimeout = 5 * time.Second
+
+// flights makes creates under one idempotency key happen once: requests that come while
+// one is under way share it, later ones get what it made, for the life of the key.
+//
+// Keys of before a restart are found in the registry, which has them from the edges.
+type flights struct {
+	now func() time.Time
+	ttl time.Duration
+
+	mu     sync.Mutex
+	byKey  map[string]*flight // by scope
+	landed []*flight          // successes in the order of their end, to be forgotten
+}
+
+type flight struct {
+	key     watcher.Key
+	done    chan struct{} // closed when sb or err is set
+	sb      *v1.Sandbox
+	err     error
+	waiting int
+	cancel  context.CancelFunc
+	ended   time.Time
+}
+
+func newFlights(now func() time.Time, ttl time.Duration) *flights {
+	return &flights{now: now, ttl: ttl, byKey: map[string]*flight{}}
+}
+
+func (f *flights) do(ctx context.Context, key watcher.Key, s *Server, spec v1.Spec) (*v1.Sandbox, error) {
+	if err := s.awaitKeys(ctx); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	f.forget()
+	fl := f.byKey[key.Scope]
+	if fl == nil {
+		if sb, fingerprint, ok := s.cfg.Registry.KeyHolder(key.Scope); ok {
+			f.mu.Unlock()
+			if fingerprint != key.Fingerprint {
+				return nil, reused()
+			}
+			return sb, nil
+		}
+		// The create outlives the request that began it as long as another one waits.
+		run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		fl = &flight{key: key, done: make(chan struct{}), cancel: cancel}
+		f.byKey[key.Scope] = fl
+		go f.fly(run, fl, s, spec)
+	}
+	if fl.key.Fingerprint != key.Fingerprint {
+		f.mu.Unlock()
+		return nil, reused()
+	}
+	fl.waiting++
+	f.mu.Unlock()
+
+	var gone error
+	select {
+	case <-fl.done:
+	case <-ctx.Done():
+		gone = errs.Wrap(errs.RequestCanceled, "sandbox.create", "the client went away", ctx.Err())
+	}
+	f.mu.Lock()
+	fl.waiting--
+	if gone != nil && fl.waiting == 0 {
+		fl.cancel() // nobody wants it any more; it does nothing once landed
+	}
+	f.mu.Unlock()
+	switch {
+	case gone != nil:
+		return nil, gone
+	case fl.err != nil:
+		return nil, fl.err
+	}
+	return s.current(fl.sb)
+}
+
+// fly runs the create and lands it.
+func (f *flights) fly(ctx context.Context, fl *flight, s *Server, spec v1.Spec) {
+	sb, err := s.createNow(ctx, spec, fl.key.String())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer fl.cancel()
+	if err == nil && ctx.Err() != nil { // all who waited have left
+		s.reaper.reap(sb.Node, sb.ID)
+		err = errs.Wrap(errs.RequestCanceled, "sandbox.create", "the client went away", ctx.Err())
+	}
+	fl.sb, fl.err, fl.ended = sb, err, f.now()
+	if err != nil {
+		delete(f.byKey, fl.key.Scope)
+	} else {
+		f.landed = append(f.landed, fl)
+	}
+	close(fl.done)
+}
+
+// forget drops what has outlived its key.
+func (f *flights) forget() {
+	now := f.now()
+	for len(f.landed) > 0 && now.Sub(f.landed[0].ended) >= f.ttl {
+		fl := f.landed[0]
+		f.landed = f.landed[1:]
+		if f.byKey[fl.key.Scope] == fl {
+			delete(f.byKey, fl.key.Scope)
+		}
+	}
+}
+
+// awaitKeys waits until the registry has heard of all edges' keys. After the start that
+// is always so at once.
+func (s *Server) awaitKeys(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	return s.cfg.Registry.WaitSynced(ctx)
+}
+
+// current returns a sandbox as it is now.
+func (s *Server) current(sb *v1.Sandbox) (*v1.Sandbox, error) {
+	if now, ok := s.cfg.Registry.Get(sb.ID); ok {
+		return now, nil
+	}
+	if _, _, err := s.cfg.Registry.Locate(sb.ID); err != nil {
+		return nil, err
+	}
+	return sb, nil
+}
+
+func reused() error {
+	return errs.New(errs.IdempotencyReuse, "sandbox.create", "the idempotency key was used with another request")
+}

@@ -1,0 +1,3 @@
+package apiserver
+
+//go:generate go test -run TestOpenAPI . -update

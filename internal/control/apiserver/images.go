@@ -1,0 +1,177 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"dsec/aether/msg"
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+)
+
+// After a failed import the rest of the upload is read for a while: a client that is
+// still sending would otherwise get a reset instead of the reason.
+const (
+	drainBytes = 64 << 20
+	drainTime  = 3 * time.Second
+
+	catalogTime = 10 * time.Second // to write one catalogue entry
+)
+
+type importInput struct {
+	Name   string `query:"name" required:"true" minLength:"1" maxLength:"255" doc:"Name in the catalogue; an image that has it is replaced." example:"debian:12"`
+	Format string `query:"format" enum:"auto,tar,docker-archive,oci-layout,dir" doc:"What the body is; auto (the default) looks. A directory or OCI layout is sent as a tar of it."`
+}
+
+func checkImageName(name string) error {
+	for _, c := range []byte(name) {
+		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"\?#%*`, c) >= 0 {
+			return badField("name", quoted(name)+" has a character that names may not have")
+		}
+	}
+	if strings.HasPrefix(name, "/") || strings.HasSuffix(name, "/") || strings.Contains(name, "//") || strings.HasPrefix(name, "sha256:") {
+		return badField("name", quoted(name)+" is not a name")
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if part == "." || part == ".." {
+			return badField("name", quoted(name)+" is not a name")
+		}
+	}
+	return nil
+}
+
+// importImage streams the body to one edge and its progress back, both at once.
+func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request, in *importInput) error {
+	if err := checkImageName(in.Name); err != nil {
+		return err
+	}
+	node, err := s.importNode()
+	if err != nil {
+		return err
+	}
+	out := s.newLines(req, "application/x-ndjson")
+	defer out.end()
+	// Without it, net/http reads the body to its end before the first line goes out.
+	if err := out.rc.EnableFullDuplex(); err != nil {
+		return errs.Wrap(errs.InternalError, "image.import", "stream both ways", err)
+	}
+	body := &countingReader{r: hr.Body}
+	ask := &msg.ImageImportRequest{Name: in.Name, Format: in.Format, Size: uint64(max(0, hr.ContentLength))}
+	interrupt := func() { _ = out.rc.SetReadDeadline(time.Unix(1, 0)) }
+	image, err := s.cfg.Edges.Import(ctx, node, ask, body, interrupt, func(p *msg.ImageProgress) error {
+		return out.write(v1.ImageProgress{Phase: p.Phase, Done: int64(p.Done), Total: int64(p.Total), Entries: int64(p.Entries)})
+	})
+	if err == nil {
+		image.Name = in.Name
+		s.cfg.Registry.SetImage(node.ID, image.Digest, true)
+		// The image is there: that its caller hangs up now, or that interrupting the
+		// upload ended the request's context, is no reason to leave it nameless.
+		pctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catalogTime)
+		err = s.catalog.put(pctx, image)
+		cancel()
+	}
+	if err == nil {
+		return out.write(v1.ImageProgress{Phase: "commit", Image: &image})
+	}
+	if werr := s.importFailed(req, out, err); werr != nil {
+		return werr
+	}
+	if !body.ended {
+		_ = out.rc.SetReadDeadline(time.Now().Add(drainTime))
+		_, _ = io.Copy(io.Discard, io.LimitReader(hr.Body, drainBytes))
+	}
+	return err
+}
+
+// importFailed tells the client, as a plain answer if no line went out yet.
+func (s *Server) importFailed(req *request, out *lines, err error) error {
+	p := problemOf(req, err)
+	if req.status == 0 {
+		if aerr := out.arm(); aerr != nil {
+			return aerr
+		}
+		writeProblem(req, p)
+		return out.flush()
+	}
+	return out.write(v1.ImageProgress{Error: p})
+}
+
+// importNode chooses the ready edge with the most free disk.
+func (s *Server) importNode() (v1.Node, error) {
+	var best v1.Node
+	for _, n := range s.cfg.Registry.Nodes() {
+		if n.Ready && (best.ID == "" || n.FreeDisk > best.FreeDisk) {
+			best = n
+		}
+	}
+	if best.ID == "" {
+		return best, errs.New(errs.NoNode, "image.import", "no edge is ready").After(time.Second)
+	}
+	return best, nil
+}
+
+// countingReader remembers whether the end was reached.
+type countingReader struct {
+	r     io.Reader
+	ended bool
+}
+
+// Read implements io.Reader.
+func (c *countingReader) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.ended = c.ended || err == io.EOF
+	return n, err
+}
+
+type imageListOutput struct{ Body v1.ImageList }
+
+func (s *Server) listImages(context.Context, *request, *struct{}) (*imageListOutput, error) {
+	return &imageListOutput{v1.ImageList{Items: s.catalog.list("")}}, nil
+}
+
+type imageInput struct {
+	Name string `path:"name" maxLength:"255" doc:"Name, which may hold slashes, or digest."`
+}
+
+type imageOutput struct{ Body v1.Image }
+
+func (s *Server) getImage(_ context.Context, _ *request, in *imageInput) (*imageOutput, error) {
+	img, err := s.catalog.resolve(in.Name)
+	if err != nil {
+		return nil, err
+	}
+	return &imageOutput{img}, nil
+}
+
+// deleteImage removes a name, and what it pointed at if no other name does. By digest it
+// removes all names of it.
+func (s *Server) deleteImage(ctx context.Context, _ *request, in *imageInput) (*noOutput, error) {
+	img, err := s.catalog.resolve(in.Name)
+	if err != nil {
+		return nil, err
+	}
+	names := s.catalog.list(img.Digest)
+	if img.Name == in.Name && len(names) > 1 {
+		return nil, s.catalog.delete(ctx, img.Name)
+	}
+	// The edges first: one that still uses the image must leave the name in place.
+	for _, l := range s.cfg.Registry.Loads() {
+		if _, has := l.Images[img.Digest]; !has {
+			continue
+		}
+		if err := s.cfg.Edges.DeleteImage(ctx, l.Node, img.Digest); err != nil && !errors.Is(err, errs.ImageNotFound) {
+			return nil, err
+		}
+		s.cfg.Registry.SetImage(l.Node.ID, img.Digest, false)
+	}
+	for _, n := range names {
+		if err := s.catalog.delete(ctx, n.Name); err != nil && !errors.Is(err, errs.ImageNotFound) {
+			return nil, err
+		}
+	}
+	return nil, nil
+}

@@ -1,0 +1,125 @@
+package apiserver_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"io"
+	"strings"
+	"testing"
+
+	"dsec/aether"
+	"dsec/aether/msg"
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+)
+
+func TestImageLife(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	data := make([]byte, 3<<20)
+	rand.Read(data)
+	_, _, raw := w.do("POST", "/v1/images?name=team/tool:1&format=tar", bytes.NewReader(data))
+	progress := lines[v1.ImageProgress](t, raw)
+	last := progress[len(progress)-1]
+	if last.Image == nil || last.Image.Name != "team/tool:1" || last.Image.Bytes != int64(len(data)) || len(progress) < 3 {
+		t.Fatalf("%d lines, the last is %+v", len(progress), last)
+	}
+	digest := last.Image.Digest
+	for _, ref := range []string{"team/tool:1", digest} {
+		if img := want[v1.Image](w, 200, "GET", "/v1/images/"+ref, nil); img.Digest != digest {
+			t.Errorf("%s is %+v", ref, img)
+		}
+	}
+	if l := want[v1.ImageList](w, 200, "GET", "/v1/images", nil); len(l.Items) != 2 || l.Items[1].Name != "team/tool:1" {
+		t.Errorf("catalogue %+v", l)
+	}
+	sb := w.create(map[string]any{"image": digest})
+	if p := w.problem("image_in_use", "DELETE", "/v1/images/team/tool:1", nil); p.Status != 409 {
+		t.Errorf("%+v", p)
+	}
+	if img := want[v1.Image](w, 200, "GET", "/v1/images/team/tool:1", nil); img.Digest != digest {
+		t.Error("a refused removal took the name")
+	}
+	// A second name for the same contents can go while the first one is in use.
+	w.do("POST", "/v1/images?name=alias", bytes.NewReader(data))
+	want[struct{}](w, 204, "DELETE", "/v1/images/alias", nil)
+	want[struct{}](w, 204, "DELETE", "/v1/sandboxes/"+sb.ID, nil)
+	want[struct{}](w, 204, "DELETE", "/v1/images/team/tool:1", nil)
+	w.problem("image_not_found", "GET", "/v1/images/team/tool:1", nil)
+	w.problem("image_not_found", "POST", "/v1/sandboxes", map[string]any{"image": "team/tool:1"})
+}
+
+func TestImportThatTheEdgeRefusesAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.edge.OnImport(func(context.Context, *aether.Stream, *msg.ImageImportRequest) (v1.Image, error) {
+		return v1.Image{}, errs.New(errs.ImageUnsupported, "image.detect", "this is a cat picture")
+	})
+	if p := w.problem("image_unsupported", "POST", "/v1/images?name=cat", strings.NewReader(strings.Repeat("meow", 1<<20))); p.Status != 422 {
+		t.Errorf("%+v", p)
+	}
+	w.problem("image_not_found", "GET", "/v1/images/cat", nil)
+}
+
+// The reason reaches a client that is in the midst of a long upload.
+func TestImportThatFailsHalfWay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.edge.OnImport(func(ctx context.Context, s *aether.Stream, _ *msg.ImageImportRequest) (v1.Image, error) {
+		if _, err := s.Recv(ctx); err != nil {
+			return v1.Image{}, err
+		}
+		if err := s.SendMessage(ctx, &msg.ImageProgress{Phase: "receive", Done: 1}); err != nil {
+			return v1.Image{}, err
+		}
+		return v1.Image{}, errs.New(errs.ImageCorrupt, "image.tar", "bad header at offset 512")
+	})
+	status, _, raw := w.do("POST", "/v1/images?name=torn", io.LimitReader(zeros{}, 20<<20))
+	progress := lines[v1.ImageProgress](t, raw)
+	if last := progress[len(progress)-1]; status != 200 || last.Error == nil || last.Error.Code != "image_corrupt" || last.Error.RequestID == "" {
+		t.Errorf("%d %s", status, raw)
+	}
+	w.problem("image_not_found", "GET", "/v1/images/torn", nil)
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+func TestUploadThatBreaksOffMakesNoImage(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ended := make(chan error, 1)
+	got := make(chan struct{})
+	w.edge.OnImport(func(ctx context.Context, s *aether.Stream, _ *msg.ImageImportRequest) (v1.Image, error) {
+		close(got)
+		for {
+			if _, err := s.Recv(ctx); err != nil {
+				ended <- err
+				return v1.Image{}, err
+			}
+		}
+	})
+	pr, pw := io.Pipe()
+	ctx, cancel := context.WithCancel(t.Context())
+	req := w.request(ctx, "POST", "/v1/images?name=half", pr)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if res, err := w.client.Do(req); err == nil {
+			res.Body.Close()
+		}
+	}()
+	if _, err := pw.Write(make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	<-got
+	cancel()
+	pw.Close()
+	<-done
+	if err := <-ended; err == io.EOF {
+		t.Error("the edge took half an upload for the whole")
+	}
+	w.problem("image_not_found", "GET", "/v1/images/half", nil)
+}

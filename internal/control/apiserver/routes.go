@@ -1,0 +1,150 @@
+package apiserver
+
+import (
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+)
+
+// Errors of whatever concerns one sandbox.
+var ofSandbox = []errs.Code{errs.SandboxNotFound, errs.SandboxGone, errs.SandboxLost, errs.EdgeUnreachable, errs.ConnectionLost, errs.DeadlineExceeded}
+
+var ofCreate = []errs.Code{
+	errs.BadSpec, errs.UnknownBackend, errs.ImageNotFound, errs.ImageCorrupt, errs.IdempotencyReuse, errs.NodeFull, errs.NoNode, errs.DiskFull,
+	errs.EdgeUnreachable, errs.GuestUnreachable, errs.ConnectionLost, errs.ShuttingDown, errs.DeadlineExceeded, errs.SandboxGone, errs.SandboxLost,
+	errs.UserNotFound, errs.CwdNotFound, errs.NotSupported, errs.RequestCanceled,
+}
+
+var ofStore = []errs.Code{errs.ConnectionLost, errs.DeadlineExceeded}
+
+// routes registers every operation.
+func (s *Server) routes() {
+	s.sandboxRoutes()
+	s.imageRoutes()
+	s.adminRoutes()
+	s.mux.HandleFunc("/", s.notFound)
+}
+
+func (s *Server) sandboxRoutes() {
+	const tag = "sandboxes"
+	handle(s, op{
+		id: "create-sandbox", method: http.MethodPost, path: "/v1/sandboxes", tag: tag, right: v1.RightSandbox, status: 201,
+		summary: "Create a sandbox",
+		text: "Answers when the sandbox's guest does: the sandbox is usable at once. A client that goes away cancels the create, and nothing is left of it. " +
+			"An error after an edge was chosen names the sandbox id that was tried.",
+		errors: ofCreate,
+	}, s.createOne)
+	handleStream(s, op{
+		id: "create-sandboxes", method: http.MethodPost, path: "/v1/sandboxes/batch", tag: tag, right: v1.RightSandbox,
+		summary: "Create several sandboxes of one spec",
+		text: "A line for each, as it is ready or has failed, in no order. What could not be told to a client that went away is removed. " +
+			"With an Idempotency-Key a repeated request finds those that were made and makes those that failed.",
+		errors: []errs.Code{errs.BadSpec, errs.UnknownBackend}, line: v1.CreateResult{},
+	}, s.createBatch)
+	handle(s, op{
+		id: "list-sandboxes", method: http.MethodGet, path: "/v1/sandboxes", tag: tag, right: v1.RightRead,
+		summary: "List sandboxes", text: "Ordered by id. Events from the list's revision on are what happened after it.",
+	}, s.list)
+	handle(s, op{
+		id: "get-sandbox", method: http.MethodGet, path: "/v1/sandboxes/{id}", tag: tag, right: v1.RightRead,
+		summary: "Inspect a sandbox", text: "With its usage, as long as its node answers.", errors: ofSandbox,
+	}, s.get)
+	handle(s, op{
+		id: "delete-sandbox", method: http.MethodDelete, path: "/v1/sandboxes/{id}", tag: tag, right: v1.RightSandbox, status: 204,
+		summary: "Remove a sandbox", text: "In whatever state it is. Answers when nothing of it is left.", errors: ofSandbox,
+	}, s.deleteOne)
+	handleStream(s, op{
+		id: "delete-sandboxes", method: http.MethodPost, path: "/v1/sandboxes/delete", tag: tag, right: v1.RightSandbox,
+		summary: "Remove several sandboxes", text: "By their ids, or all that have the labels. A line for each, in no order.", line: v1.DeleteResult{},
+	}, s.deleteMany)
+	handle(s, op{
+		id: "create-capability", method: http.MethodPost, path: "/v1/sandboxes/{id}/capability", tag: "data plane", right: v1.RightSandbox, status: 201, body: -1,
+		summary: "Get a capability for a sandbox",
+		text:    "A signed, short-lived token for an Aether connection to the sandbox's edge itself, without the apiserver between.",
+		errors:  ofSandbox,
+	}, s.capability)
+	handleStream(s, op{
+		id: "watch-events", method: http.MethodGet, path: "/v1/events", tag: tag, right: v1.RightRead,
+		summary: "Read or follow events",
+		text: "Changes of sandboxes and nodes in the order of their revision, none missing and none twice. " +
+			"As lines, or as server-sent events with `Accept: text/event-stream`. A stream that the server has to end says why in its last line.",
+		errors: []errs.Code{errs.RevisionCompacted}, line: v1.Event{},
+	}, s.events)
+	handleStream(s, op{
+		id: "aether", method: http.MethodGet, path: "/v1/aether", tag: "data plane", right: v1.RightRead,
+		summary: "Open an Aether connection",
+		text: "With `Connection: Upgrade` and `Upgrade: aether/1`. After the 101 the connection speaks Aether. A stream's target is a sandbox id; " +
+			"it needs the right `sandbox`, and its method is one of a guest: process.*, session.*, file.*, port.*, guest.*, or batch.",
+	}, s.aether)
+	events := s.api.OpenAPI().Paths["/v1/events"].Get
+	events.Responses["200"].Content["text/event-stream"] = &huma.MediaType{Schema: &huma.Schema{Type: huma.TypeString}}
+	upgrade := s.api.OpenAPI().Paths["/v1/aether"].Get
+	delete(upgrade.Responses, "200")
+	upgrade.Responses["101"] = &huma.Response{Description: "The connection speaks Aether from here on."}
+}
+
+func (s *Server) imageRoutes() {
+	const tag = "images"
+	handleStream(s, op{
+		id: "import-image", method: http.MethodPost, path: "/v1/images", tag: tag, right: v1.RightImage, body: -1,
+		summary: "Import an image",
+		text:    "The body is the archive, of any size. Lines tell the progress; the last one has the image, or the error. Errors before any progress are plain.",
+		errors: []errs.Code{errs.ImageCorrupt, errs.ImageUnsupported, errs.DiskFull, errs.NoNode, errs.EdgeUnreachable, errs.ConnectionLost,
+			errs.DeadlineExceeded, errs.RequestCanceled, errs.BodyTooLarge},
+		line: v1.ImageProgress{},
+	}, s.importImage)
+	s.api.OpenAPI().Paths["/v1/images"].Post.RequestBody = &huma.RequestBody{
+		Required: true, Description: "A tar, docker-archive, or tar of an OCI layout or directory.",
+		Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
+	}
+	handle(s, op{
+		id: "list-images", method: http.MethodGet, path: "/v1/images", tag: tag, right: v1.RightRead, summary: "List images", text: "The whole catalogue, by name.",
+	}, s.listImages)
+	handle(s, op{
+		id: "get-image", method: http.MethodGet, path: "/v1/images/{name}", tag: tag, right: v1.RightRead, summary: "Inspect an image", text: "By name or digest.",
+		errors: []errs.Code{errs.ImageNotFound},
+	}, s.getImage)
+	handle(s, op{
+		id: "delete-image", method: http.MethodDelete, path: "/v1/images/{name}", tag: tag, right: v1.RightImage, status: 204,
+		summary: "Remove an image", text: "By name, or by digest all its names. Refused while a sandbox uses what would be removed.",
+		errors: append([]errs.Code{errs.ImageNotFound, errs.ImageInUse, errs.EdgeUnreachable}, ofStore...),
+	}, s.deleteImage)
+}
+
+func (s *Server) adminRoutes() {
+	handle(s, op{
+		id: "list-nodes", method: http.MethodGet, path: "/v1/nodes", tag: "nodes", right: v1.RightRead, summary: "List nodes", text: "All registered edges.",
+	}, s.listNodes)
+	handle(s, op{
+		id: "get-node", method: http.MethodGet, path: "/v1/nodes/{id}", tag: "nodes", right: v1.RightRead, summary: "Inspect a node", text: "One registered edge.",
+		errors: []errs.Code{errs.NodeNotFound},
+	}, s.getNode)
+	handle(s, op{
+		id: "create-token", method: http.MethodPost, path: "/v1/tokens", tag: "tokens", right: v1.RightAdmin, status: 201,
+		summary: "Create a token", text: "The secret is in this answer and nowhere else.", errors: ofStore,
+	}, s.createToken)
+	handle(s, op{
+		id: "list-tokens", method: http.MethodGet, path: "/v1/tokens", tag: "tokens", right: v1.RightAdmin, summary: "List tokens", text: "Without their secrets.",
+	}, s.listTokens)
+	handle(s, op{
+		id: "revoke-token", method: http.MethodDelete, path: "/v1/tokens/{id}", tag: "tokens", right: v1.RightAdmin, status: 204,
+		summary: "Revoke a token", text: "It stops working at once here and within a second on other apiservers; connections that it opened end.",
+		errors: append([]errs.Code{errs.TokenNotFound}, ofStore...),
+	}, s.revokeToken)
+	handle(s, op{
+		id: "health", method: http.MethodGet, path: "/v1/health", tag: "server", summary: "Health",
+		text: "Open to all. `ok` is false if a part is wrong; the status is 503 only if the server can do nothing.",
+	}, s.health)
+	s.api.OpenAPI().Paths["/v1/health"].Get.Responses["503"] = &huma.Response{
+		Description: "The store does not answer.", Content: map[string]*huma.MediaType{"application/json": {Schema: s.schema(v1.Health{})}},
+	}
+	handleStream(s, op{
+		id: "metrics", method: http.MethodGet, path: "/metrics", tag: "server", right: v1.RightRead, summary: "Metrics", text: "In Prometheus' text format.",
+	}, s.serveMetrics)
+	s.api.OpenAPI().Paths["/metrics"].Get.Responses["200"] = &huma.Response{
+		Description: "Metrics.", Content: map[string]*huma.MediaType{"text/plain": {Schema: &huma.Schema{Type: huma.TypeString}}},
+	}
+}

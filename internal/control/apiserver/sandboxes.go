@@ -1,0 +1,213 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+	"dsec/internal/capability"
+	"dsec/internal/control/watcher"
+)
+
+const (
+	pageDefault    = 1000
+	deleteParallel = 32
+	deleteTimeout  = 2 * time.Minute
+	getTimeout     = 5 * time.Second
+	capabilityLife = 10 * time.Minute
+)
+
+type idInput struct {
+	ID string `path:"id" maxLength:"64" doc:"Sandbox id."`
+}
+
+type listInput struct {
+	Label []string `query:"label,explode" maxItems:"16" doc:"key=value; all given must match." example:"job=train-7"`
+	State string   `query:"state" enum:"creating,running,stopping,stopped,failed,lost" doc:"Only sandboxes in this state."`
+	Limit int      `query:"limit" minimum:"1" maximum:"10000" doc:"Most items to return; 1000 if not given."`
+	After string   `query:"after" maxLength:"64" doc:"Last id of the page before; a page shorter than the limit is the last one."`
+}
+
+type listOutput struct{ Body *v1.SandboxList }
+
+func parseLabels(list []string) (map[string]string, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	labels := make(map[string]string, len(list))
+	for _, l := range list {
+		k, v, ok := strings.Cut(l, "=")
+		if !ok || k == "" {
+			return nil, badField("label", quoted(l)+" is not key=value")
+		}
+		if old, dup := labels[k]; dup && old != v {
+			return nil, badField("label", quoted(k)+" is given twice with different values")
+		}
+		labels[k] = v
+	}
+	return labels, nil
+}
+
+func (s *Server) list(_ context.Context, _ *request, in *listInput) (*listOutput, error) {
+	labels, err := parseLabels(in.Label)
+	if err != nil {
+		return nil, err
+	}
+	limit := in.Limit
+	if limit == 0 {
+		limit = pageDefault
+	}
+	l := s.cfg.Registry.List(watcher.Filter{Labels: labels, State: v1.State(in.State), After: in.After, Limit: limit})
+	return &listOutput{&l}, nil
+}
+
+// get asks the owner, for the sandbox's usage; what the registry has is the answer if the
+// owner does not speak.
+func (s *Server) get(ctx context.Context, _ *request, in *idInput) (*sandboxOutput, error) {
+	node, known, err := s.cfg.Registry.Locate(in.ID)
+	if err != nil {
+		if sb, ok := s.cfg.Registry.Get(in.ID); ok { // lost: its document says why
+			return &sandboxOutput{sb}, nil
+		}
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, getTimeout)
+	defer cancel()
+	sb, err := s.cfg.Edges.Get(ctx, node, in.ID)
+	switch {
+	case err == nil:
+		sb.Node = node.ID
+		s.cfg.Registry.Apply(sb)
+		sb.IdempotencyKey = ""
+		return &sandboxOutput{&sb}, nil
+	case known != nil && (errors.Is(err, errs.Unavailable) || errors.Is(err, errs.Deadline)):
+		return &sandboxOutput{known}, nil
+	}
+	s.noteGone(in.ID, err)
+	return nil, err
+}
+
+// noteGone corrects the registry by what the owner said.
+func (s *Server) noteGone(id string, err error) {
+	if errors.Is(err, errs.SandboxGone) || errors.Is(err, errs.SandboxNotFound) {
+		if _, ok := s.cfg.Registry.Get(id); ok {
+			s.cfg.Registry.Remove(id)
+		}
+	}
+}
+
+type noOutput struct{}
+
+func (s *Server) deleteOne(ctx context.Context, _ *request, in *idInput) (*noOutput, error) {
+	return nil, s.delete(ctx, in.ID)
+}
+
+// delete removes a sandbox whatever its state. It is carried through even if the client
+// goes away.
+func (s *Server) delete(ctx context.Context, id string) error {
+	node, _, err := s.cfg.Registry.Locate(id)
+	if err != nil {
+		if sb, ok := s.cfg.Registry.Get(id); ok && sb.State == v1.StateLost {
+			s.cfg.Registry.Remove(id)
+			return nil
+		}
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTimeout)
+	defer cancel()
+	if err := s.cfg.Edges.Delete(ctx, node, id); err != nil {
+		s.noteGone(id, err)
+		return err
+	}
+	s.cfg.Registry.Remove(id)
+	return nil
+}
+
+type deleteInput struct{ Body v1.DeleteRequest }
+
+func (s *Server) deleteMany(ctx context.Context, req *request, _ *http.Request, in *deleteInput) error {
+	ids := in.Body.IDs
+	switch {
+	case len(ids) > 0 && len(in.Body.Labels) > 0:
+		return badField("labels", "give ids or labels, not both")
+	case len(ids) == 0 && len(in.Body.Labels) == 0:
+		return badField("ids", "give ids or labels")
+	case len(ids) == 0:
+		for _, sb := range s.cfg.Registry.List(watcher.Filter{Labels: in.Body.Labels}).Items {
+			ids = append(ids, sb.ID)
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	out := s.newLines(req, "application/x-ndjson")
+	defer out.end()
+	if err := out.start(); err != nil {
+		return err
+	}
+	next, results := make(chan string), make(chan v1.DeleteResult)
+	var wg sync.WaitGroup
+	for range min(deleteParallel, len(ids)) {
+		wg.Go(func() {
+			for id := range next {
+				results <- v1.DeleteResult{ID: id, Error: problemOrNil(req, s.delete(ctx, id))}
+			}
+		})
+	}
+	go func() {
+		defer close(results)
+		defer wg.Wait()
+		defer close(next)
+		for _, id := range ids {
+			select {
+			case next <- id:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	var failed error
+	for r := range results {
+		if failed == nil {
+			if failed = out.write(r); failed != nil {
+				cancel()
+			}
+		}
+	}
+	return failed
+}
+
+func problemOrNil(req *request, err error) *v1.Problem {
+	if err == nil {
+		return nil
+	}
+	return problemOf(req, err)
+}
+
+// Capability lets its holder reach one sandbox at its edge directly.
+type Capability struct {
+	Token     string    `json:"token" doc:"For the HELLO of an Aether connection to the edge."`
+	ExpiresAt time.Time `json:"expires_at" doc:"A connection opened before goes on."`
+	Address   string    `json:"address" doc:"Of the edge: unix:/path, or host:port."`
+}
+
+type capabilityOutput struct{ Body Capability }
+
+func (s *Server) capability(_ context.Context, req *request, in *idInput) (*capabilityOutput, error) {
+	node, _, err := s.cfg.Registry.Locate(in.ID)
+	if err != nil {
+		return nil, err
+	}
+	exp := s.cfg.Now().Add(capabilityLife).UTC().Truncate(time.Second)
+	token, err := s.cfg.Signer.Sign(capability.Claims{
+		Subject: "token:" + req.principal.TokenID, Sandbox: in.ID, Rights: []v1.Right{v1.RightSandbox}, Expires: exp,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &capabilityOutput{Capability{Token: token, ExpiresAt: exp, Address: node.Address}}, nil
+}

@@ -1,0 +1,214 @@
+package controltest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"dsec/aether"
+	"dsec/aether/msg"
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+)
+
+func document(v any) (*msg.Document, error) {
+	raw, err := json.Marshal(v)
+	return &msg.Document{Json: raw}, err
+}
+
+func (e *Edge) create(ctx context.Context, s *aether.Stream, doc *msg.Document) (*msg.Document, error) {
+	var req v1.EdgeCreate
+	if err := json.Unmarshal(doc.Json, &req); err != nil {
+		return nil, errs.New(errs.BadRequest, "edge.create", "not an EdgeCreate").Because(err)
+	}
+	if node, epoch, err := v1.ParseSandboxID(req.ID); err != nil || node != e.node.ID || epoch != e.node.Epoch {
+		return nil, errs.New(errs.BadRequest, "edge.create", "the id "+req.ID+" is not of this edge and epoch")
+	}
+	start := time.Now()
+	e.mu.Lock()
+	e.creates++
+	e.requests = append(e.requests, s.RequestID())
+	hook := e.onCreate
+	e.mu.Unlock()
+	if hook != nil {
+		if err := hook(ctx, &req); err != nil {
+			return nil, err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if n := int64(len(e.sandboxes)); n >= e.cfg.Capacity.Slots {
+		return nil, errs.New(errs.NodeFull, "edge.admit", "all slots are taken").With("resource", "slots").
+			With("capacity", fmt.Sprint(e.cfg.Capacity.Slots)).With("used", fmt.Sprint(n)).After(2 * time.Second)
+	}
+	if ctx.Err() != nil { // as a real edge: undone
+		return nil, ctx.Err()
+	}
+	started := time.Now().UTC()
+	sb := &v1.Sandbox{
+		ID: req.ID, Generation: 2, State: v1.StateRunning, Node: e.node.ID, Spec: req.Spec, CreatedAt: start.UTC(), StartedAt: &started,
+		CreateMS: float64(time.Since(start).Microseconds()) / 1000, IdempotencyKey: req.IdempotencyKey,
+	}
+	if req.Image != nil {
+		sb.ImageDigest = req.Image.Digest
+	}
+	e.sandboxes[req.ID] = sb
+	e.emit(v1.EdgeEvent{Sandboxes: []v1.Sandbox{*sb}})
+	return document(sb)
+}
+
+func (e *Edge) get(_ context.Context, _ *aether.Stream, req *msg.SandboxRequest) (*msg.Document, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	sb := e.sandboxes[req.Id]
+	if sb == nil {
+		return nil, e.missing(req.Id)
+	}
+	with := *sb
+	with.Usage = &v1.Usage{CPUSeconds: 0.5, MemoryBytes: 1 << 20, Processes: 1}
+	return document(with)
+}
+
+func (e *Edge) delete(_ context.Context, _ *aether.Stream, req *msg.SandboxRequest) (*msg.Empty, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.sandboxes[req.Id] == nil {
+		return nil, e.missing(req.Id)
+	}
+	delete(e.sandboxes, req.Id)
+	e.removed[req.Id] = true
+	e.emit(v1.EdgeEvent{Removed: []string{req.Id}})
+	return &msg.Empty{}, nil
+}
+
+func (e *Edge) watch(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	var req msg.EdgeWatchRequest
+	if err := s.Parse(&req); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	next := req.From
+	var first *v1.EdgeEvent
+	if req.From == 0 || req.From > e.seq {
+		node := e.node
+		first = &v1.EdgeEvent{Seq: e.seq, Reset: true, Sandboxes: e.all(), Node: &node}
+		next = e.seq
+	}
+	e.mu.Unlock()
+	if first != nil {
+		if err := send(ctx, s, first); err != nil {
+			return nil, err
+		}
+	}
+	for {
+		e.mu.Lock()
+		events, changed := e.log[next:], e.changed
+		e.mu.Unlock()
+		for i := range events {
+			if err := send(ctx, s, &events[i]); err != nil {
+				return nil, err
+			}
+			next = events[i].Seq
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+func send(ctx context.Context, s *aether.Stream, ev *v1.EdgeEvent) error {
+	doc, err := document(ev)
+	if err != nil {
+		return err
+	}
+	return s.SendMessage(ctx, doc)
+}
+
+func (e *Edge) imageImport(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	var req msg.ImageImportRequest
+	if err := s.Parse(&req); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	f := e.onImport
+	e.mu.Unlock()
+	if f == nil {
+		f = hashImport
+	}
+	image, err := f(ctx, s, &req)
+	if err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.images[image.Digest] = image
+	return document(image)
+}
+
+// hashImport takes any bytes for an image, named by their digest.
+func hashImport(ctx context.Context, s *aether.Stream, _ *msg.ImageImportRequest) (v1.Image, error) {
+	h, total := sha256.New(), uint64(0)
+	for {
+		f, err := s.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return v1.Image{}, err
+		}
+		h.Write(f.Payload)
+		total += uint64(len(f.Payload))
+		if err := s.SendMessage(ctx, &msg.ImageProgress{Phase: "receive", Done: total}); err != nil {
+			return v1.Image{}, err
+		}
+	}
+	return v1.Image{Digest: "sha256:" + hex.EncodeToString(h.Sum(nil)), Bytes: int64(total), CreatedAt: time.Now().UTC(), Layers: []v1.Layer{}}, nil
+}
+
+func (e *Edge) imageDelete(_ context.Context, _ *aether.Stream, req *msg.ImageRequest) (*msg.Empty, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, ok := e.images[req.Digest]; !ok {
+		return nil, errs.New(errs.ImageNotFound, "edge.image", "no image "+req.Digest)
+	}
+	for _, sb := range e.sandboxes {
+		if sb.ImageDigest == req.Digest {
+			return nil, errs.New(errs.ImageInUse, "edge.image", "sandbox "+sb.ID+" uses it")
+		}
+	}
+	delete(e.images, req.Digest)
+	return &msg.Empty{}, nil
+}
+
+func (e *Edge) imageList(context.Context, *aether.Stream, *msg.Empty) (*msg.Document, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	list := make([]v1.Image, 0, len(e.images))
+	for _, img := range e.images {
+		list = append(list, img)
+	}
+	return document(list)
+}
+
+// exec is the guests' only operation: it answers with its arguments and input.
+func (e *Edge) exec(_ context.Context, s *aether.Stream, req *msg.ExecRequest) (*msg.ExecResult, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.requests = append(e.requests, s.RequestID())
+	if e.sandboxes[s.Target()] == nil {
+		return nil, e.missing(s.Target())
+	}
+	out := append([]byte(nil), req.Stdin...)
+	if req.Start != nil {
+		out = append(out, strings.Join(req.Start.Args, " ")...)
+	}
+	return &msg.ExecResult{Exit: &msg.Exit{Exited: true, StdoutBytes: uint64(len(out))}, Stdout: out, Pid: 1}, nil
+}

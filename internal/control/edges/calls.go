@@ -1,0 +1,202 @@
+package edges
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+
+	"dsec/aether"
+	"dsec/aether/msg"
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+)
+
+// Create makes a sandbox and returns it once its guest answers.
+func (p *Pool) Create(ctx context.Context, node v1.Node, req *v1.EdgeCreate) (v1.Sandbox, error) {
+	raw, err := json.Marshal(req)
+	if err != nil {
+		return v1.Sandbox{}, errs.Wrap(errs.InternalError, "sandbox.create", "encode", err)
+	}
+	var sb v1.Sandbox
+	err = p.document(ctx, node, req.ID, "sandbox.create", &msg.Document{Json: raw}, &sb)
+	return sb, err
+}
+
+// Get returns a sandbox with its usage.
+func (p *Pool) Get(ctx context.Context, node v1.Node, id string) (v1.Sandbox, error) {
+	var sb v1.Sandbox
+	err := p.document(ctx, node, id, "sandbox.get", &msg.SandboxRequest{Id: id}, &sb)
+	return sb, err
+}
+
+// Delete removes a sandbox and returns once nothing of it is left.
+func (p *Pool) Delete(ctx context.Context, node v1.Node, id string) error {
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return err
+	}
+	return answer(ctx, node, c.Call(ctx, "", "sandbox.delete", &msg.SandboxRequest{Id: id, Wait: true}, &msg.Empty{}))
+}
+
+// Images returns the images that are present on an edge.
+func (p *Pool) Images(ctx context.Context, node v1.Node) ([]v1.Image, error) {
+	var list []v1.Image
+	err := p.document(ctx, node, "", "image.list", &msg.Empty{}, &list)
+	return list, err
+}
+
+// DeleteImage removes an image from an edge; errs.ImageInUse.
+func (p *Pool) DeleteImage(ctx context.Context, node v1.Node, digest string) error {
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return err
+	}
+	return answer(ctx, node, c.Call(ctx, "", "image.delete", &msg.ImageRequest{Digest: digest}, &msg.Empty{}))
+}
+
+// document calls a method that answers with a Document and decodes it into out. These
+// methods are the edge's own: the sandbox is named in the request, never as the stream's
+// target, which would send the stream on to the guest.
+func (p *Pool) document(ctx context.Context, node v1.Node, sandbox, method string, req aether.Message, out any) error {
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return err
+	}
+	var doc msg.Document
+	if err := answer(ctx, node, c.Call(ctx, "", method, req, &doc)); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(doc.Json, out); err != nil {
+		e := errs.New(errs.ProtocolError, method, "the edge's answer does not parse").Because(err)
+		e.Node, e.Sandbox, e.Infra = node.ID, sandbox, true
+		return e
+	}
+	return nil
+}
+
+// answer turns "canceled" by an edge that is going down into what it is for a caller who
+// did not cancel.
+func answer(ctx context.Context, node v1.Node, err error) error {
+	if err == nil || ctx.Err() != nil || !errors.Is(err, errs.RequestCanceled) {
+		return err
+	}
+	e := errs.New(errs.ConnectionLost, "edge.call", "the edge gave the operation up").Because(err)
+	e.Node = node.ID
+	return e
+}
+
+// Watch follows an edge (watcher.Source). from is the last sequence seen.
+func (p *Pool) Watch(ctx context.Context, node v1.Node, from uint64, each func(v1.EdgeEvent) error) error {
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return err
+	}
+	s, err := c.Open(ctx, "", "edge.watch", &msg.EdgeWatchRequest{From: from})
+	if err != nil {
+		return err
+	}
+	defer s.Cancel()
+	for {
+		f, err := s.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			return errs.New(errs.ConnectionLost, "edge.watch", "the edge ended its watch")
+		}
+		if err != nil {
+			return err
+		}
+		var doc msg.Document
+		var ev v1.EdgeEvent
+		if err := doc.ParseWire(f.Payload); err != nil {
+			return err
+		}
+		if err := json.Unmarshal(doc.Json, &ev); err != nil {
+			return errs.New(errs.ProtocolError, "edge.watch", "the edge's event does not parse").Because(err)
+		}
+		if err := each(ev); err != nil {
+			return err
+		}
+	}
+}
+
+const importChunk = 256 << 10
+
+// Import sends an archive to an edge and returns the image that it made of it.
+// interrupt makes a blocked read of body fail; it is called when the edge ends before
+// the archive does.
+func (p *Pool) Import(ctx context.Context, node v1.Node, req *msg.ImageImportRequest, body io.Reader, interrupt func(), progress func(*msg.ImageProgress) error) (v1.Image, error) {
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return v1.Image{}, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s, err := c.Open(ctx, "", "image.import", req)
+	if err != nil {
+		return v1.Image{}, err
+	}
+	defer s.Cancel()
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		if err := sendAll(ctx, s, body); err != nil {
+			// The source broke off: the edge must not take what it has for the whole.
+			cancel(err)
+		}
+	}()
+	image, err := receiveImport(ctx, s, progress)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	interrupt()
+	s.Cancel()
+	<-sent
+	return image, errs.Wrap(errs.InternalError, "image.import", "import", err)
+}
+
+// sendAll returns an error only if the source fails: if the stream does, its end says why.
+func sendAll(ctx context.Context, s *aether.Stream, body io.Reader) error {
+	buf := make([]byte, importChunk)
+	for {
+		n, err := body.Read(buf)
+		if n > 0 && s.Send(ctx, aether.KindInput, buf[:n]) != nil {
+			return nil
+		}
+		if err == io.EOF {
+			// A failure to close shows at the receiving end, too.
+			_ = s.CloseSend()
+			return nil
+		}
+		if err != nil {
+			return errs.New(errs.ConnectionLost, "image.import", "the archive broke off").Because(err)
+		}
+	}
+}
+
+func receiveImport(ctx context.Context, s *aether.Stream, progress func(*msg.ImageProgress) error) (v1.Image, error) {
+	var image v1.Image
+	for {
+		f, err := s.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			var doc msg.Document
+			if err := s.Result(&doc); err != nil {
+				return image, err
+			}
+			err := json.Unmarshal(doc.Json, &image)
+			return image, errs.Wrap(errs.ProtocolError, "image.import", "the edge's answer does not parse", err)
+		}
+		if err != nil {
+			return image, err
+		}
+		if !f.IsMessage {
+			continue
+		}
+		var m msg.ImageProgress
+		if err := m.ParseWire(f.Payload); err != nil {
+			return image, err
+		}
+		if err := progress(&m); err != nil {
+			return image, err
+		}
+	}
+}

@@ -1,0 +1,105 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+
+	"dsec/api/v1/errs"
+)
+
+const (
+	quotaBytes    = 512 << 20 // the whole of it: a few thousand small records
+	compactEvery  = "10m"
+	startTimeout  = 60 * time.Second
+	maxSocketPath = 107 // sun_path without its terminating NUL
+)
+
+// Server is an embedded, single-member etcd.
+type Server struct {
+	etcd   *embed.Etcd
+	socket string
+	tmp    string // directory of the socket where dir's path is too long for one
+}
+
+// StartServer runs etcd on dir and returns once it serves. Clients reach it over a
+// Unix socket in dir; only its peer port, which a single member never uses but etcd
+// insists on, is on the loopback device.
+func StartServer(ctx context.Context, dir string, log *slog.Logger) (*Server, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, errs.Wrap(errs.InternalError, "store.start", "make "+dir, err)
+	}
+	s := &Server{socket: filepath.Join(dir, "client.sock")}
+	if len(s.socket) > maxSocketPath {
+		tmp, err := os.MkdirTemp("", "dsec-etcd-")
+		if err != nil {
+			return nil, errs.Wrap(errs.InternalError, "store.start", "make a directory for the socket", err)
+		}
+		s.tmp, s.socket = tmp, filepath.Join(tmp, "client.sock")
+	}
+	if err := s.start(ctx, dir, log); err != nil {
+		s.Close()
+		return nil, errs.Wrap(errs.InternalError, "store.start", "start etcd on "+dir, err)
+	}
+	return s, nil
+}
+
+func (s *Server) start(ctx context.Context, dir string, log *slog.Logger) error {
+	// A socket left by a killed process would refuse the bind.
+	if err := os.Remove(s.socket); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	cfg := embed.NewConfig()
+	cfg.Name = "dsec"
+	cfg.Dir = filepath.Join(dir, "etcd")
+	client := url.URL{Scheme: "unix", Path: s.socket}
+	peer := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	cfg.QuotaBackendBytes = quotaBytes
+	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, compactEvery
+	// A single member elects itself: short ticks only make its start quick.
+	cfg.TickMs, cfg.ElectionMs = 20, 200
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(newSlogCore(log)))
+	e, err := embed.StartEtcd(cfg)
+	if err != nil {
+		return err
+	}
+	s.etcd = e
+	t := time.NewTimer(startTimeout)
+	defer t.Stop()
+	select {
+	case <-e.Server.ReadyNotify():
+		return nil
+	case err := <-e.Err():
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return fmt.Errorf("not ready after %s", startTimeout)
+	}
+}
+
+// Endpoints is what Open takes.
+func (s *Server) Endpoints() []string { return []string{"unix://" + s.socket} }
+
+// Failed delivers the error that stopped the server, if one does.
+func (s *Server) Failed() <-chan error { return s.etcd.Err() }
+
+// Close stops the server; what was written stays.
+func (s *Server) Close() {
+	if s.etcd != nil {
+		s.etcd.Close()
+	}
+	if s.tmp != "" {
+		os.RemoveAll(s.tmp)
+	}
+}

@@ -1,0 +1,55 @@
+package etcd
+
+import (
+	"context"
+	"log/slog"
+
+	"go.uber.org/zap/zapcore"
+)
+
+// slogCore carries etcd's zap log into slog. etcd is talkative: its information and
+// warnings are debug to us, its errors warnings.
+type slogCore struct{ log *slog.Logger }
+
+func newSlogCore(log *slog.Logger) zapcore.Core { return slogCore{log.With("part", "etcd")} }
+
+func levelOf(l zapcore.Level) slog.Level {
+	if l >= zapcore.ErrorLevel {
+		return slog.LevelWarn
+	}
+	return slog.LevelDebug
+}
+
+func (c slogCore) Enabled(l zapcore.Level) bool {
+	return c.log.Enabled(context.Background(), levelOf(l))
+}
+
+func (c slogCore) With(fields []zapcore.Field) zapcore.Core {
+	return slogCore{c.log.With(attrs(fields)...)}
+}
+
+func (c slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if c.Enabled(e.Level) {
+		return ce.AddCore(e, c)
+	}
+	return ce
+}
+
+func (c slogCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
+	c.log.Log(context.Background(), levelOf(e.Level), e.Message, attrs(fields)...)
+	return nil
+}
+
+func (slogCore) Sync() error { return nil }
+
+func attrs(fields []zapcore.Field) []any {
+	enc := zapcore.NewMapObjectEncoder()
+	for _, f := range fields {
+		f.AddTo(enc)
+	}
+	out := make([]any, 0, 2*len(enc.Fields))
+	for k, v := range enc.Fields {
+		out = append(out, k, v)
+	}
+	return out
+}

@@ -1,0 +1,95 @@
+// Package store says what the control plane keeps durably, and nothing else: edges'
+// registrations and epochs, tokens (hashed), the image catalogue and the cluster's
+// signing key. Nothing is kept per sandbox.
+//
+// It must not know of HTTP, Aether or placement, and imports no etcd: package etcd
+// beside it is the real implementation, storetest holds the conformance suite and an
+// in-memory one for tests. Start at [Store].
+package store
+
+import (
+	"context"
+
+	v1 "dsec/api/v1"
+)
+
+// Store is everything that is kept. Consumers ask for the part they need.
+//
+// Failures of the storage itself are of class errs.Unavailable or errs.Deadline.
+type Store interface {
+	Nodes
+	Tokens
+	Images
+	Keys
+	// Ping returns nil if the storage answers.
+	Ping(ctx context.Context) error
+	Close() error
+}
+
+// Change is one step of a followed set. A Reset step holds the whole set in Put:
+// whatever is not in it does not exist.
+type Change[T any] struct {
+	Reset  bool
+	Put    map[string]T
+	Delete []string
+}
+
+// Nodes holds the registrations of edges. A registration lives as long as its edge
+// keeps a lease alive.
+type Nodes interface {
+	// AllocateEpoch returns the next epoch of a node: 1, 2, …; no two calls get the same.
+	AllocateEpoch(ctx context.Context, nodeID string) (uint64, error)
+
+	// Register publishes node and keeps it published in the background until Withdraw,
+	// through losses of its lease and of the storage. A registration of a later epoch
+	// ends it (errs.StateConflict): an edge that was replaced must not come back.
+	Register(ctx context.Context, node v1.Node) (Registration, error)
+
+	// FollowNodes calls apply with a Reset, then with each change, until ctx ends
+	// (the error is then ctx's) or apply fails. Interruptions of the storage are bridged
+	// with another Reset.
+	FollowNodes(ctx context.Context, apply func(Change[v1.Node]) error) error
+}
+
+// Registration is a published node.
+type Registration interface {
+	// Update publishes a changed description (same id and epoch).
+	Update(ctx context.Context, node v1.Node) error
+	// Withdraw removes the registration at once. Idempotent.
+	Withdraw(ctx context.Context) error
+	// Superseded is closed when a later epoch of the node was registered.
+	Superseded() <-chan struct{}
+}
+
+// TokenRecord is a token as kept: without its secret, but with the secret's SHA-256.
+type TokenRecord struct {
+	Token v1.Token `json:"token"`
+	Hash  []byte   `json:"sha256"`
+}
+
+// Tokens holds credentials by id.
+type Tokens interface {
+	// PutToken creates or replaces a token. record.Token.Secret must be empty.
+	PutToken(ctx context.Context, record TokenRecord) error
+	// DeleteToken fails with errs.TokenNotFound if there is none.
+	DeleteToken(ctx context.Context, id string) error
+	// FollowTokens is as FollowNodes.
+	FollowTokens(ctx context.Context, apply func(Change[TokenRecord]) error) error
+}
+
+// Images is the catalogue: names that point at manifests.
+type Images interface {
+	// PutImage points image.Name at image, and returns what it pointed at before, or nil.
+	PutImage(ctx context.Context, image v1.Image) (*v1.Image, error)
+	// DeleteImage removes the name and returns what it pointed at; errs.ImageNotFound.
+	DeleteImage(ctx context.Context, name string) (v1.Image, error)
+	// FollowImages is as FollowNodes.
+	FollowImages(ctx context.Context, apply func(Change[v1.Image]) error) error
+}
+
+// Keys holds the cluster's secrets.
+type Keys interface {
+	// SigningKey returns the key of capability tokens, made on first use; all callers of
+	// one cluster get the same.
+	SigningKey(ctx context.Context) ([]byte, error)
+}

@@ -1,0 +1,184 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	v1 "dsec/api/v1"
+	"dsec/internal/backend/container"
+	"dsec/internal/backend/container/scratch"
+	"dsec/internal/image"
+	imagestore "dsec/internal/image/store"
+)
+
+// Status of a check.
+type Status string
+
+// Statuses. A node starts with warnings, not with failures.
+const (
+	OK   Status = "ok"
+	Warn Status = "warn"
+	Fail Status = "fail"
+)
+
+// Check is one thing looked at.
+type Check struct {
+	Name   string `json:"name"`
+	Status Status `json:"status"`
+	Detail string `json:"detail"`
+	Fix    string `json:"fix,omitempty"`
+}
+
+// Checks looks at everything a node on dataDir with this many sandboxes needs, by
+// trying it where that is possible.
+func Checks(ctx context.Context, dataDir string, guest []byte, sandboxes int) []Check {
+	var out []Check
+	add := func(name string, bad Status, fix string, detail string, err error) {
+		c := Check{Name: name, Status: OK, Detail: detail}
+		if err != nil {
+			c.Status, c.Detail, c.Fix = bad, err.Error(), fix
+		}
+		out = append(out, c)
+	}
+	var uname unix.Utsname
+	err := unix.Uname(&uname)
+	add("kernel", Fail, "", unix.ByteSliceToString(uname.Release[:]), err)
+	if os.Geteuid() != 0 {
+		add("root", Fail, "run as root", "", errors.New("not root: nothing else can be tried"))
+		return out
+	}
+	add("root", Fail, "", "yes", nil)
+
+	tmp, err := os.MkdirTemp("", "dsec-doctor-")
+	if err != nil {
+		add("temporary directory", Fail, "make room or set TMPDIR", "", err)
+		return out
+	}
+	defer os.RemoveAll(tmp)
+	img, store, err := tryImage(ctx, tmp)
+	add("EROFS from a file", Fail, "use a kernel ≥ 6.12 with CONFIG_EROFS_FS_BACKED_BY_FILE", "mounted without a loop device", err)
+	if err == nil {
+		defer store.Close()
+		detail, err := tryContainer(ctx, tmp, guest, store, img)
+		add("containers", Fail, "use a kernel ≥ 6.13 with user namespaces, overlayfs and idmapped mounts; see the detail", detail, err)
+	}
+	needed, err := scratch.Needed(existing(dataDir))
+	detail := "sandboxes write to the data directory"
+	if needed {
+		detail = "ext4 without a journal: sandboxes write to an image file of their own"
+		err = errors.Join(err, present("mkfs.ext4"))
+	}
+	add("file system of "+dataDir, Fail, "install e2fsprogs", detail, err)
+
+	limit := func(name, path string, want int64, fix string) {
+		have, err := readNumber(path)
+		if err == nil && have < want {
+			err = fmt.Errorf("%d; %d sandboxes need about %d", have, sandboxes, want)
+		}
+		add(name, Warn, fix, strconv.FormatInt(have, 10), err)
+	}
+	n := int64(sandboxes)
+	limit("process ids", "/proc/sys/kernel/pid_max", 6*n+4096, fmt.Sprintf("sysctl -w kernel.pid_max=%d", 6*n+4096))
+	limit("user namespaces", "/proc/sys/user/max_user_namespaces", n+64, fmt.Sprintf("sysctl -w user.max_user_namespaces=%d", n+64))
+	limit("network namespaces", "/proc/sys/user/max_net_namespaces", n+64, fmt.Sprintf("sysctl -w user.max_net_namespaces=%d", n+64))
+	limit("mounts of one namespace", "/proc/sys/fs/mount-max", 1024, "sysctl -w fs.mount-max=100000")
+	limit("watches of one user", "/proc/sys/fs/inotify/max_user_watches", 8192, "sysctl -w fs.inotify.max_user_watches=524288")
+	var files syscall.Rlimit
+	err = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files)
+	if want := 3*uint64(sandboxes) + 1024; err == nil && files.Max < want {
+		err = fmt.Errorf("%d; %d sandboxes need about %d", files.Max, sandboxes, want)
+	}
+	add("open files", Warn, fmt.Sprintf("ulimit -Hn %d, or LimitNOFILE= of the service", 3*sandboxes+1024), strconv.FormatUint(files.Max, 10), err)
+
+	var s unix.Statfs_t
+	err = unix.Statfs(existing(dataDir), &s)
+	free := int64(s.Bavail) * s.Bsize
+	if err == nil && free < 4<<30 {
+		err = fmt.Errorf("%d MiB free", free>>20)
+	}
+	add("disk", Warn, "free some, or choose another --data", fmt.Sprintf("%d MiB free", free>>20), err)
+	add("mmdebstrap", Warn, "apt-get install mmdebstrap (only for building Debian images)", "present", present("mmdebstrap"))
+	return out
+}
+
+func existing(dir string) string {
+	for {
+		if _, err := os.Stat(dir); err == nil || dir == "/" || dir == "." {
+			return dir
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
+func present(tool string) error {
+	_, err := exec.LookPath(tool)
+	return err
+}
+
+func readNumber(path string) (int64, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+}
+
+// tryImage imports and mounts an empty image.
+func tryImage(ctx context.Context, tmp string) (image.Image, *imagestore.Store, error) {
+	root := filepath.Join(tmp, "root")
+	if err := os.Mkdir(root, 0o755); err != nil {
+		return image.Image{}, nil, err
+	}
+	store, err := imagestore.Open(filepath.Join(tmp, "images"), imagestore.Options{})
+	if err != nil {
+		return image.Image{}, nil, err
+	}
+	img, err := store.ImportPath(ctx, root, imagestore.ImportOptions{})
+	if err == nil {
+		var fd int
+		if fd, err = image.Mount(ctx, store.LayerFiles(img.Layers[0])); err == nil {
+			err = unix.Close(fd)
+		}
+	}
+	if err != nil {
+		store.Close()
+		return image.Image{}, nil, err
+	}
+	return img, store, nil
+}
+
+// mountedLayer gives out one mount.
+type mountedLayer struct{ fd int }
+
+// Acquire implements container.Layers.
+func (m mountedLayer) Acquire(context.Context, *v1.Image) ([]int, func(), error) {
+	return []int{m.fd}, func() {}, nil
+}
+
+// tryContainer runs one real sandbox and removes it.
+func tryContainer(ctx context.Context, tmp string, guest []byte, store *imagestore.Store, img image.Image) (detail string, err error) {
+	fd, err := image.Mount(ctx, store.LayerFiles(img.Layers[0]))
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+	b, err := container.New(container.Config{
+		Dir: filepath.Join(tmp, "container"), Writable: tmp, Guest: guest, CgroupRoot: "/sys/fs/cgroup",
+		CgroupName: fmt.Sprintf("dsec-%08x", os.Getpid()), Layers: mountedLayer{fd}, FirstID: 1 << 20,
+	})
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, b.Withdraw(), b.Close()) }()
+	took, err := container.Try(ctx, b)
+	return fmt.Sprintf("one started in %v, cgroup v%d", took.Round(100_000), b.CgroupVersion()), err
+}

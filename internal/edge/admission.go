@@ -1,0 +1,100 @@
+package edge
+
+import (
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+)
+
+// retryFull is when a full node may have room again: sandboxes come and go in seconds.
+const retryFull = time.Second
+
+// admission counts what sandboxes were promised. It is the last word on whether a
+// sandbox fits; placement elsewhere only guesses.
+type admission struct {
+	capacity v1.Resources
+	reserve  Reserve
+	free     func() (disk, memory int64)
+	now      func() time.Time
+
+	mu       sync.Mutex
+	used     v1.Resources
+	checked  time.Time // when free was read: not on every create
+	disk     int64
+	memory   int64
+	shortage *errs.Error // of what was read
+}
+
+const freeEvery = 100 * time.Millisecond
+
+func demand(s *v1.Spec) v1.Resources {
+	return v1.Resources{Slots: 1, CPUMillis: s.CPUMillis, MemoryBytes: s.MemoryBytes}
+}
+
+// take admits one sandbox or says which resource is short.
+func (a *admission) take(want v1.Resources) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, r := range []struct {
+		name             string
+		used, want, room int64
+	}{
+		{"slots", a.used.Slots, want.Slots, a.capacity.Slots},
+		{"cpu_millis", a.used.CPUMillis, want.CPUMillis, a.capacity.CPUMillis},
+		{"memory_bytes", a.used.MemoryBytes, want.MemoryBytes, a.capacity.MemoryBytes},
+	} {
+		if r.used+r.want > r.room {
+			return full(r.name, fmt.Sprintf("%d of %d are taken and %d are asked for", r.used, r.room, r.want))
+		}
+	}
+	if now := a.now(); now.Sub(a.checked) >= freeEvery {
+		a.checked = now
+		a.disk, a.memory = a.free()
+		a.shortage = nil
+		switch {
+		case a.memory < a.reserve.MemoryBytes:
+			a.shortage = full("free_memory", fmt.Sprintf("%d MiB are free and the node keeps %d", a.memory>>20, a.reserve.MemoryBytes>>20))
+		case a.disk < a.reserve.DiskBytes:
+			a.shortage = full("free_disk", fmt.Sprintf("%d MiB are free and the node keeps %d", a.disk>>20, a.reserve.DiskBytes>>20))
+		}
+	}
+	if a.shortage != nil {
+		return a.shortage
+	}
+	a.add(want, 1)
+	return nil
+}
+
+func full(resource, text string) *errs.Error {
+	return errs.New(errs.NodeFull, "edge.admit", "the node is full: "+resource+": "+text).With("resource", resource).
+		With("retry_after_ms", strconv.FormatInt(retryFull.Milliseconds(), 10)).After(retryFull)
+}
+
+// force counts a sandbox that already runs.
+func (a *admission) force(want v1.Resources) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.add(want, 1)
+}
+
+func (a *admission) put(r v1.Resources) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.add(r, -1)
+}
+
+func (a *admission) add(r v1.Resources, sign int64) {
+	a.used.Slots += sign * r.Slots
+	a.used.CPUMillis += sign * r.CPUMillis
+	a.used.MemoryBytes += sign * r.MemoryBytes
+}
+
+func (a *admission) allocated() v1.Resources {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.used
+}

@@ -1,0 +1,226 @@
+package edge
+
+import (
+	"context"
+	"time"
+
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+	"dsec/internal/backend"
+)
+
+// create runs one sandbox as the apiserver resolved it and returns once its guest
+// answers. On error nothing of it is left, and the error carries its id.
+func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, err error) {
+	defer func() {
+		if err != nil {
+			x := *errs.Of(err)
+			x.Node, x.Sandbox = e.id, req.ID
+			err = &x
+			e.createsFailed.Add(1)
+		}
+	}()
+	req.Spec.SetDefaults()
+	if err := req.Spec.Validate(); err != nil {
+		return v1.Sandbox{}, err
+	}
+	node, epoch, err := v1.ParseSandboxID(req.ID)
+	if err != nil || node != e.id || epoch != e.epoch {
+		return v1.Sandbox{}, errs.New(errs.SandboxLost, "edge.create", "the id is not of this node and epoch").With("node", e.id)
+	}
+	b := e.backends[req.Spec.Backend]
+	if b == nil {
+		return v1.Sandbox{}, errs.New(errs.UnknownBackend, "edge.create", "this node has no usable backend "+string(req.Spec.Backend)).With("backend", string(req.Spec.Backend))
+	}
+	if req.Image != nil && !e.cfg.Images.Has(req.Image.Digest) {
+		return v1.Sandbox{}, errs.New(errs.ImageNotFound, "edge.create", "the image is not on this node").With("digest", req.Image.Digest)
+	}
+
+	s, existing, err := e.enter(ctx, req, b)
+	if err != nil {
+		return v1.Sandbox{}, err
+	}
+	if existing {
+		return s.await(ctx)
+	}
+	defer close(s.created)
+	defer s.cancel()
+	return e.start(s)
+}
+
+// enter admits the sandbox and puts it into the table. A sandbox of the same
+// idempotency key is returned instead, in whatever state it is.
+func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend) (s *sandbox, existing bool, err error) {
+	need := demand(&req.Spec)
+	now := e.cfg.Now()
+	s = &sandbox{backend: b, image: req.Image, need: need, created: make(chan struct{}), removed: make(chan struct{})}
+	// The create outlives no caller: who went away would never learn of the sandbox.
+	var cctx context.Context
+	cctx, s.cancel = context.WithCancel(ctx)
+	s.view = v1.Sandbox{
+		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
+		Steps: map[string]float64{},
+	}
+	if req.Image != nil {
+		s.view.ImageDigest = req.Image.Digest
+	}
+	if ttl := req.Spec.MaxTTL.Duration(); ttl > 0 {
+		t := now.Add(ttl)
+		s.view.ExpiresAt = &t
+	}
+	if e.stopping.Load() {
+		return nil, false, errs.New(errs.ShuttingDown, "edge.create", "the node is stopping")
+	}
+	e.mu.Lock()
+	if id, ok := e.keys[req.IdempotencyKey]; ok && req.IdempotencyKey != "" {
+		if old := e.sandboxes[id]; old != nil {
+			e.mu.Unlock()
+			return old, true, nil
+		}
+	}
+	if old := e.sandboxes[req.ID]; old != nil { // the same request again
+		e.mu.Unlock()
+		return old, true, nil
+	}
+	if err := e.admit.take(need); err != nil {
+		e.mu.Unlock()
+		return nil, false, err
+	}
+	e.sandboxes[req.ID] = s
+	if req.IdempotencyKey != "" {
+		e.keys[req.IdempotencyKey] = req.ID
+	}
+	e.mu.Unlock()
+	s.create = cctx
+	return s, false, nil
+}
+
+// start takes the sandbox from creating to running.
+func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
+	begin := time.Now()
+	v := s.snapshot()
+	steps := map[string]float64{}
+	report := func(step string, took time.Duration) { steps[step] = float64(took.Microseconds()) / 1000 }
+
+	// The intent is on record before anything exists, so that a crash leaks nothing.
+	err := e.record(s, v)
+	if err == nil {
+		e.feed.changed(v)
+		var instance backend.Instance
+		instance, err = s.backend.Create(s.create, backend.Spec{ID: v.ID, Generation: v.Generation, Sandbox: v.Spec, Image: s.image}, report)
+		if err == nil {
+			s.mu.Lock()
+			s.instance = instance
+			s.mu.Unlock()
+			handshake := time.Now()
+			_, err = s.connect(s.create)
+			report("connect", time.Since(handshake))
+		}
+	}
+	if err == nil {
+		err = e.transition(s, v1.StateRunning, func(v *v1.Sandbox) {
+			now := e.cfg.Now()
+			v.StartedAt = &now
+			v.CreateMS = float64(time.Since(begin).Microseconds()) / 1000
+			v.Steps = steps
+		})
+	}
+	if err != nil {
+		e.undoCreate(s)
+		return v1.Sandbox{}, err
+	}
+	e.watch(s)
+	e.createsOK.Add(1)
+	return s.snapshot(), nil
+}
+
+// undoCreate removes a sandbox whose create failed or was overtaken by its removal.
+func (e *Edge) undoCreate(s *sandbox) {
+	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
+	defer cancel()
+	v := s.snapshot()
+	s.release()
+	if err := s.backend.Delete(ctx, v.ID); err != nil {
+		// It stays in the table as failed, holding its admission, until a removal succeeds.
+		e.cfg.Log.Error("undo create", "sandbox", v.ID, "err", err)
+		if terr := e.transition(s, v1.StateFailed, func(v *v1.Sandbox) { v.Error = v1.ProblemOf(err) }); terr != nil {
+			e.cfg.Log.Error("undo create", "sandbox", v.ID, "err", terr)
+		}
+		return
+	}
+	e.forget(s)
+}
+
+// await waits for another request's create of the same sandbox.
+func (s *sandbox) await(ctx context.Context) (v1.Sandbox, error) {
+	select {
+	case <-s.created:
+	case <-ctx.Done():
+		return v1.Sandbox{}, errs.Wrap(errs.DeadlineExceeded, "edge.create", "wait for the same create", ctx.Err())
+	}
+	v := s.snapshot()
+	if v.State == v1.StateCreating { // it failed and is gone
+		return v, errs.New(errs.StateConflict, "edge.create", "the create with this key failed meanwhile")
+	}
+	return v, nil
+}
+
+// watch ends with the sandbox: it notices a guest that dies by itself, and the end of
+// the sandbox's time.
+func (e *Edge) watch(s *sandbox) {
+	s.mu.Lock()
+	instance, expires := s.instance, s.view.ExpiresAt
+	if expires != nil {
+		id := s.view.ID
+		s.expiry = time.AfterFunc(max(0, expires.Sub(e.cfg.Now())), func() { e.expire(id) })
+	}
+	s.mu.Unlock()
+	if instance == nil { // removed already
+		return
+	}
+	e.wg.Go(func() {
+		select {
+		case <-instance.Done():
+			e.died(s, instance)
+		case <-s.removed:
+		case <-e.stop:
+		}
+	})
+}
+
+// died records why a sandbox ended by itself and frees what it held; the record stays
+// until someone removes it.
+func (e *Edge) died(s *sandbox, instance backend.Instance) {
+	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
+	defer cancel()
+	cause := errs.New(errs.InternalError, "guest", "the sandbox's first process died")
+	if u, err := instance.Usage(ctx); err == nil && u.OOMKills > 0 {
+		cause = errs.New(errs.InternalError, "guest", "the sandbox ran out of memory and its first process was killed").With("resource", "memory")
+		cause.Infra, cause.Retryable = false, false
+	}
+	cause.Node, cause.Sandbox = e.id, instance.ID()
+	err := e.transition(s, v1.StateFailed, func(v *v1.Sandbox) {
+		now := e.cfg.Now()
+		v.EndedAt = &now
+		v.Error = v1.ProblemOf(cause)
+	})
+	if err != nil { // being removed: that does the rest
+		return
+	}
+	e.cfg.Log.Warn("sandbox died", "sandbox", instance.ID(), "cause", cause)
+	s.release()
+	if err := s.backend.Delete(ctx, instance.ID()); err != nil {
+		e.cfg.Log.Error("clean up a dead sandbox", "sandbox", instance.ID(), "err", err)
+		return
+	}
+	e.giveBack(s)
+}
+
+func (e *Edge) expire(id string) {
+	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
+	defer cancel()
+	e.cfg.Log.Info("sandbox reached its time to live", "sandbox", id)
+	if err := e.remove(ctx, id); err != nil {
+		e.cfg.Log.Error("remove an expired sandbox", "sandbox", id, "err", err)
+	}
+}

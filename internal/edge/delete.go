@@ -1,0 +1,117 @@
+package edge
+
+import (
+	"context"
+	"time"
+
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+)
+
+// removeTime bounds the removal of one sandbox, whoever asked for it.
+const removeTime = 30 * time.Second
+
+// remove ends a sandbox in any state and returns when nothing of it is left. Once begun
+// it goes on without the caller.
+func (e *Edge) remove(ctx context.Context, id string) error {
+	s := e.get(id)
+	if s == nil {
+		return e.absent(id)
+	}
+	err := e.transition(s, v1.StateStopping, nil)
+	if err == nil {
+		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTime)
+		defer cancel()
+		return e.finishRemoval(rctx, s)
+	}
+	if s.snapshot().State != v1.StateStopping {
+		return err
+	}
+	select { // someone else removes it
+	case <-s.removed:
+		return nil
+	case <-ctx.Done():
+		return errs.Wrap(errs.DeadlineExceeded, "edge.remove", "wait for the removal", ctx.Err())
+	}
+}
+
+// finishRemoval takes a stopping sandbox to its end. Also run for those that a crash
+// left stopping.
+func (e *Edge) finishRemoval(ctx context.Context, s *sandbox) error {
+	s.cancel()
+	select { // a create under way undoes itself; then there is one owner again
+	case <-s.created:
+	case <-ctx.Done():
+		return errs.Wrap(errs.DeadlineExceeded, "edge.remove", "wait for the create to end", ctx.Err())
+	}
+	v := s.snapshot()
+	s.release()
+	if err := s.backend.Delete(ctx, v.ID); err != nil {
+		// Still stopping: the reconciler and the next removal try again.
+		e.retryLater(s)
+		return err
+	}
+	e.forget(s)
+	return nil
+}
+
+// retryEvery is how soon a removal that failed is tried again.
+const retryEvery = 2 * time.Second
+
+func (e *Edge) retryLater(s *sandbox) {
+	e.wg.Go(func() {
+		select {
+		case <-time.After(retryEvery):
+		case <-e.stop:
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), removeTime)
+		defer cancel()
+		if err := e.finishRemoval(ctx, s); err != nil {
+			e.cfg.Log.Error("remove sandbox", "sandbox", s.snapshot().ID, "err", err)
+		}
+	})
+}
+
+// forget drops a sandbox of which nothing is left from the table and the journal.
+func (e *Edge) forget(s *sandbox) {
+	v := s.snapshot()
+	e.mu.Lock()
+	if e.sandboxes[v.ID] != s { // done already
+		e.mu.Unlock()
+		return
+	}
+	delete(e.sandboxes, v.ID)
+	if e.keys[v.IdempotencyKey] == v.ID {
+		delete(e.keys, v.IdempotencyKey)
+	}
+	e.gone.add(v.ID)
+	e.mu.Unlock()
+	e.giveBack(s)
+	if err := e.journal.put(record{Sandbox: v1.Sandbox{ID: v.ID}, Removed: true}); err != nil {
+		e.cfg.Log.Error("journal a removal", "sandbox", v.ID, "err", err) // the next start finds nothing left and forgets it too
+	}
+	e.feed.removed(v.ID)
+	close(s.removed)
+}
+
+// giveBack returns what the sandbox was admitted with, once: a dead one no longer
+// counts, though its record stays until it is removed.
+func (e *Edge) giveBack(s *sandbox) { s.admitted.Do(func() { e.admit.put(s.need) }) }
+
+// absent says what became of an id that is not in the table.
+func (e *Edge) absent(id string) error {
+	node, epoch, err := v1.ParseSandboxID(id)
+	e.mu.Lock()
+	gone := e.gone.has(id)
+	e.mu.Unlock()
+	x := errs.New(errs.SandboxNotFound, "edge.find", "no sandbox has this id")
+	switch {
+	case gone:
+		x = errs.New(errs.SandboxGone, "edge.find", "the sandbox was removed")
+	case err == nil && node == e.id && epoch < e.epoch:
+		x = errs.New(errs.SandboxLost, "edge.find", "the sandbox was lost when its node restarted")
+	}
+	x.Node, x.Sandbox = e.id, id
+	return x
+}

@@ -1,0 +1,12 @@
+// Package edge is the part of DSec that runs on every machine that has sandboxes: it
+// admits them, runs their lifecycle over the backends, keeps a record of each in its
+// journal, adopts what survived its own restart, and forwards operations to the guests.
+//
+// It is reached over Aether only (serve.go has the methods) and knows the control plane
+// only through the interface [Cluster]. It must not know of REST, tokens of users or
+// etcd. Start reading at create.go; then delete.go, start.go (adoption) and
+// sandbox.go (states).
+//
+// Locks: Edge.mu guards the table of sandboxes and the idempotency keys; sandbox.mu
+// one sandbox's state. Edge.mu is never taken with a sandbox.mu held.
+package edge

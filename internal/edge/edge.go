@@ -1,0 +1,210 @@
+package edge
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"dsec/aether"
+	v1 "dsec/api/v1"
+	"dsec/internal/backend"
+	"dsec/internal/capability"
+)
+
+// Cluster is what an edge needs from the control plane.
+type Cluster interface {
+	// AllocateEpoch returns the next epoch of a node; no two calls get the same.
+	AllocateEpoch(ctx context.Context, nodeID string) (uint64, error)
+	// Register publishes the node until Withdraw.
+	Register(ctx context.Context, node v1.Node) (Registration, error)
+	// SigningKey is the key of capability tokens.
+	SigningKey(ctx context.Context) ([]byte, error)
+}
+
+// Registration is a published node.
+type Registration interface {
+	Withdraw(ctx context.Context) error
+	// Superseded is closed when a later epoch of this node was registered: this process
+	// must stop serving.
+	Superseded() <-chan struct{}
+}
+
+// Images is the node's image store.
+type Images interface {
+	// Import makes an image of the archive; format is one of the API's, or "auto".
+	Import(ctx context.Context, archive io.Reader, format string, progress func(v1.ImageProgress)) (v1.Image, error)
+	// Delete removes an image by digest.
+	Delete(ctx context.Context, digest string) error
+	List(ctx context.Context) ([]v1.Image, error)
+	// Has tells whether the image can be run here.
+	Has(digest string) bool
+}
+
+// Config of an Edge.
+type Config struct {
+	Dir       string // the edge's own state
+	Listen    string // "unix:PATH" or "tcp:HOST:PORT"
+	Hostname  string
+	Version   string
+	Backends  []backend.Backend
+	Images    Images
+	Cluster   Cluster
+	Capacity  v1.Resources // after overcommit
+	Reserve   Reserve
+	Log       *slog.Logger
+	Now       func() time.Time
+	Random    func() uint64 // of ids and secrets
+	FreeSpace func() (disk, memory int64)
+	BootID    string // changes when the machine starts: processes do not outlive it
+}
+
+// Reserve is what admission leaves free for the node itself, by looking at what really is free.
+type Reserve struct {
+	MemoryBytes int64
+	DiskBytes   int64
+}
+
+// Edge runs the sandboxes of one node.
+type Edge struct {
+	cfg      Config
+	id       string
+	epoch    uint64
+	started  time.Time
+	address  string
+	backends map[v1.Backend]backend.Backend
+	usable   []v1.Backend
+	journal  *journal
+	admit    *admission
+	feed     *feed
+	signer   *capability.Signer
+	server   *aether.Server
+	listener net.Listener
+	reg      Registration
+	stopping atomic.Bool
+	stop     chan struct{}
+	wg       sync.WaitGroup
+
+	createsOK, createsFailed atomic.Int64
+
+	mu        sync.Mutex
+	sandboxes map[string]*sandbox
+	keys      map[string]string // idempotency key → id, of live sandboxes
+	gone      *recent           // ids removed lately
+}
+
+// Node describes this edge and its load.
+func (e *Edge) Node() v1.Node {
+	e.mu.Lock()
+	n := int64(len(e.sandboxes))
+	e.mu.Unlock()
+	disk, memory := e.cfg.FreeSpace()
+	return v1.Node{
+		ID: e.id, Epoch: e.epoch, Address: e.address, Hostname: e.cfg.Hostname, Version: e.cfg.Version, Backends: e.usable,
+		StartedAt: e.started, Ready: !e.stopping.Load(), Capacity: e.cfg.Capacity, Allocated: e.admit.allocated(),
+		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
+	}
+}
+
+// ID is the node's id.
+func (e *Edge) ID() string { return e.id }
+
+// Address is where the edge listens, in the form of Config.Listen.
+func (e *Edge) Address() string { return e.address }
+
+// Done is closed when the edge stopped serving, by Close or because another process
+// registered this node.
+func (e *Edge) Done() <-chan struct{} { return e.stop }
+
+func (e *Edge) get(id string) *sandbox {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.sandboxes[id]
+}
+
+// Close stops serving and lets go of the sandboxes, which keep running for the next
+// start to adopt.
+func (e *Edge) Close(ctx context.Context) error {
+	if e.stopping.Swap(true) {
+		return nil
+	}
+	if e.reg != nil {
+		if err := e.reg.Withdraw(ctx); err != nil {
+			e.cfg.Log.Warn("withdraw registration", "err", err)
+		}
+	}
+	close(e.stop)
+	var err error
+	if e.server != nil {
+		err = e.server.Shutdown(ctx)
+	}
+	e.wg.Wait()
+	e.mu.Lock()
+	for _, s := range e.sandboxes {
+		s.release()
+	}
+	e.mu.Unlock()
+	if e.journal != nil {
+		if jerr := e.journal.close(); err == nil {
+			err = jerr
+		}
+	}
+	return err
+}
+
+// Audit lists everything that belongs to sandboxes on this node, and the ids that no
+// record explains.
+func (e *Edge) Audit(ctx context.Context) (resources []backend.Resource, orphans []string, err error) {
+	for _, b := range e.backends {
+		r, err := b.Audit(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		resources = append(resources, r...)
+	}
+	seen := map[string]bool{}
+	for _, r := range resources {
+		if r.Sandbox != "" && !seen[r.Sandbox] && e.get(r.Sandbox) == nil {
+			seen[r.Sandbox] = true
+			orphans = append(orphans, r.Sandbox)
+		}
+	}
+	return resources, orphans, nil
+}
+
+// recent remembers the last ids that were put into it.
+type recent struct {
+	ids  map[string]struct{}
+	ring []string
+	next int
+}
+
+func newRecent(n int) *recent {
+	return &recent{ids: make(map[string]struct{}), ring: make([]string, n)}
+}
+
+func (r *recent) add(id string) {
+	if old := r.ring[r.next]; old != "" {
+		delete(r.ids, old)
+	}
+	r.ring[r.next] = id
+	r.next = (r.next + 1) % len(r.ring)
+	r.ids[id] = struct{}{}
+}
+
+func (r *recent) has(id string) bool {
+	_, ok := r.ids[id]
+	return ok
+}
+
+func readBootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return string(b), err
+}
+
+func (e *Edge) path(name string) string { return filepath.Join(e.cfg.Dir, name) }

@@ -1,0 +1,604 @@
+package edge
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"dsec/aether"
+	"dsec/aether/msg"
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+	"dsec/internal/backend"
+	"dsec/internal/backend/hollow"
+	"dsec/internal/capability"
+)
+
+var testKey = []byte("0123456789abcdef0123456789abcdef")
+
+type fakeCluster struct {
+	epoch      atomic.Uint64
+	superseded chan struct{}
+}
+
+func (c *fakeCluster) AllocateEpoch(context.Context, string) (uint64, error) {
+	return c.epoch.Add(1), nil
+}
+func (c *fakeCluster) SigningKey(context.Context) ([]byte, error) { return testKey, nil }
+func (c *fakeCluster) Register(context.Context, v1.Node) (Registration, error) {
+	return c, nil
+}
+func (c *fakeCluster) Withdraw(context.Context) error { return nil }
+func (c *fakeCluster) Superseded() <-chan struct{}    { return c.superseded }
+
+type noImages struct{}
+
+func (noImages) Import(context.Context, io.Reader, string, func(v1.ImageProgress)) (v1.Image, error) {
+	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
+}
+func (noImages) Delete(context.Context, string) error     { return nil }
+func (noImages) List(context.Context) ([]v1.Image, error) { return nil, nil }
+func (noImages) Has(string) bool                          { return true }
+
+// bed is a node that edges come and go on.
+type bed struct {
+	t        *testing.T
+	dir      string
+	cluster  *fakeCluster
+	boot     string
+	now      atomic.Int64
+	random   atomic.Uint64
+	free     atomic.Int64 // memory
+	capacity v1.Resources
+	wrap     func(backend.Backend) backend.Backend
+}
+
+func newBed(t *testing.T) *bed {
+	b := &bed{t: t, dir: t.TempDir(), cluster: &fakeCluster{superseded: make(chan struct{})}, boot: "boot1",
+		capacity: v1.Resources{Slots: 100, CPUMillis: 1 << 40, MemoryBytes: 1 << 50}}
+	b.now.Store(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixNano())
+	b.free.Store(1 << 40)
+	return b
+}
+
+func (b *bed) start() *Edge {
+	b.t.Helper()
+	hb, err := hollow.New(filepath.Join(b.dir, "hollow"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var be backend.Backend = hb
+	if b.wrap != nil {
+		be = b.wrap(be)
+	}
+	e, err := Start(b.t.Context(), Config{
+		Dir: filepath.Join(b.dir, "edge"), Listen: "unix:" + filepath.Join(b.dir, "edge.sock"), Backends: []backend.Backend{be}, Images: noImages{}, Cluster: b.cluster,
+		Capacity: b.capacity, Reserve: Reserve{MemoryBytes: 1 << 30}, Log: slog.New(slog.DiscardHandler),
+		Now:    func() time.Time { return time.Unix(0, b.now.Add(int64(time.Millisecond))).UTC() },
+		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot,
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() {
+		if err := e.Close(context.Background()); err != nil {
+			b.t.Errorf("close: %v", err)
+		}
+		hb.Close()
+	})
+	return e
+}
+
+// dial connects with a capability over sandbox.
+func (b *bed) dial(e *Edge, sandbox string, rights ...v1.Right) *aether.Conn {
+	b.t.Helper()
+	signer, err := capability.NewSigner(testKey, e.cfg.Now)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	token, err := signer.Sign(capability.Claims{Subject: "test", Sandbox: sandbox, Rights: rights, Expires: e.cfg.Now().Add(time.Hour)})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	c, err := dialToken(e, token)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func dialToken(e *Edge, token string) (*aether.Conn, error) {
+	network, address, _ := strings.Cut(e.Address(), ":")
+	conn, err := net.Dial(network, address)
+	if err != nil {
+		return nil, err
+	}
+	return aether.NewClient(context.Background(), conn, aether.ClientConfig{Token: token})
+}
+
+func (b *bed) control(e *Edge) *aether.Conn {
+	return b.dial(e, capability.AnySandbox, v1.RightAdmin)
+}
+
+func call[T any](t *testing.T, c *aether.Conn, method string, req aether.Message) (T, error) {
+	t.Helper()
+	var out T
+	var d msg.Document
+	if err := c.Call(t.Context(), "", method, req, &d); err != nil {
+		return out, err
+	}
+	if err := json.Unmarshal(d.Json, &out); err != nil {
+		t.Fatalf("%s: %v in %s", method, err, d.Json)
+	}
+	return out, nil
+}
+
+func (b *bed) create(c *aether.Conn, e *Edge, change func(*v1.EdgeCreate)) (v1.Sandbox, error) {
+	b.t.Helper()
+	req := v1.EdgeCreate{ID: v1.SandboxID(e.ID(), e.epoch, b.random.Add(1)), Spec: v1.Spec{Backend: v1.BackendHollow}}
+	if change != nil {
+		change(&req)
+	}
+	raw, err := json.Marshal(req)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return call[v1.Sandbox](b.t, c, "sandbox.create", &msg.Document{Json: raw})
+}
+
+func TestLifecycle(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	c := b.control(e)
+	s, err := b.create(c, e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.State != v1.StateRunning || s.Generation != 2 || s.Node != e.ID() || s.StartedAt == nil {
+		t.Errorf("created: %+v", s)
+	}
+	got, err := call[v1.Sandbox](t, c, "sandbox.get", &msg.SandboxRequest{Id: s.ID})
+	if err != nil || got.ID != s.ID || got.Usage == nil {
+		t.Errorf("get: %+v, %v", got, err)
+	}
+	var info msg.GuestInfo
+	if err := c.Call(t.Context(), s.ID, "guest.info", &msg.Empty{}, &info); err != nil || info.Version != "hollow" {
+		t.Errorf("guest.info over the edge: %+v, %v", info, err)
+	}
+	if err := c.Call(t.Context(), "", "sandbox.delete", &msg.SandboxRequest{Id: s.ID}, &msg.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, method := range []string{"sandbox.get", "sandbox.delete"} {
+		if err := c.Call(t.Context(), "", method, &msg.SandboxRequest{Id: s.ID}, &msg.Empty{}); !errors.Is(err, errs.SandboxGone) {
+			t.Errorf("%s of a removed one: %v", method, err)
+		}
+	}
+	if err := c.Call(t.Context(), s.ID, "guest.info", &msg.Empty{}, &info); !errors.Is(err, errs.SandboxGone) {
+		t.Errorf("guest.info of a removed one: %v", err)
+	}
+	never := v1.SandboxID(e.ID(), e.epoch, 1<<40)
+	if err := c.Call(t.Context(), never, "guest.info", &msg.Empty{}, &info); !errors.Is(err, errs.SandboxNotFound) {
+		t.Errorf("guest.info of one that never was: %v", err)
+	}
+	if used := e.Node().Allocated; used != (v1.Resources{}) {
+		t.Errorf("still allocated: %+v", used)
+	}
+	if _, orphans, err := e.Audit(t.Context()); err != nil || len(orphans) != 0 {
+		t.Errorf("audit: %v, %v", orphans, err)
+	}
+}
+
+func TestAdmissionNamesTheResource(t *testing.T) {
+	t.Parallel()
+	for resource, capacity := range map[string]v1.Resources{
+		"slots":        {Slots: 2, CPUMillis: 1 << 40, MemoryBytes: 1 << 50},
+		"cpu_millis":   {Slots: 99, CPUMillis: 2500, MemoryBytes: 1 << 50},
+		"memory_bytes": {Slots: 99, CPUMillis: 1 << 40, MemoryBytes: 2*v1.DefaultMemoryBytes + 1},
+	} {
+		t.Run(resource, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.capacity = capacity
+			e := b.start()
+			c := b.control(e)
+			var first v1.Sandbox
+			for n := range 2 {
+				s, err := b.create(c, e, nil)
+				if err != nil {
+					t.Fatalf("create %d: %v", n, err)
+				}
+				first = s
+			}
+			_, err := b.create(c, e, nil)
+			x := errs.Of(err)
+			if x.Code != errs.NodeFull || x.Details["resource"] != resource || x.RetryAfter <= 0 || x.Sandbox == "" || !x.Infra {
+				t.Errorf("third create: %+v", x)
+			}
+			if err := c.Call(t.Context(), "", "sandbox.delete", &msg.SandboxRequest{Id: first.ID}, &msg.Empty{}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := b.create(c, e, nil); err != nil {
+				t.Errorf("after a removal: %v", err)
+			}
+		})
+	}
+	t.Run("free_memory", func(t *testing.T) {
+		t.Parallel()
+		b := newBed(t)
+		e := b.start()
+		b.free.Store(1 << 20)
+		if _, err := b.create(b.control(e), e, nil); errs.Of(err).Details["resource"] != "free_memory" {
+			t.Errorf("create on a node without free memory: %v", err)
+		}
+	})
+}
+
+func TestAdmissionNeverOversells(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.capacity.Slots = 10
+	e := b.start()
+	c := b.control(e)
+	var ok atomic.Int64
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			if _, err := b.create(c, e, nil); err == nil {
+				ok.Add(1)
+			} else if !errors.Is(err, errs.NodeFull) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if ok.Load() != 10 {
+		t.Errorf("%d sandboxes in 10 slots", ok.Load())
+	}
+}
+
+func TestRestartAdopts(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	c := b.control(e)
+	var ids []string
+	for range 5 {
+		s, err := b.create(c, e, func(r *v1.EdgeCreate) { r.Spec.Labels = map[string]string{"job": "x"} })
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, s.ID)
+	}
+	// One vanishes while the edge is away, another is half-made, a third has no record.
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(b.dir, "hollow", ids[0])); err != nil {
+		t.Fatal(err)
+	}
+	stray := v1.SandboxID(e.ID(), e.epoch, 1<<41)
+	if err := os.WriteFile(filepath.Join(b.dir, "hollow", stray), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e2 := b.start()
+	if e2.ID() != e.ID() || e2.epoch != e.epoch {
+		t.Fatalf("identity changed over a restart: %s/%d, %s/%d", e.ID(), e.epoch, e2.ID(), e2.epoch)
+	}
+	c2 := b.control(e2)
+	var info msg.GuestInfo
+	for _, id := range ids[1:] {
+		if err := c2.Call(t.Context(), id, "guest.info", &msg.Empty{}, &info); err != nil {
+			t.Errorf("an adopted sandbox does not answer: %v", err)
+		}
+	}
+	lost, err := call[v1.Sandbox](t, c2, "sandbox.get", &msg.SandboxRequest{Id: ids[0]})
+	if err != nil || lost.State != v1.StateFailed || lost.Error == nil || lost.Error.Code != string(errs.SandboxLost) || !lost.Error.Infra {
+		t.Errorf("a vanished sandbox: %+v, %v", lost, err)
+	}
+	if n := e2.Node(); n.Allocated.Slots != 4 {
+		t.Errorf("allocated after adoption: %+v", n.Allocated)
+	}
+	if _, err := os.Lstat(filepath.Join(b.dir, "hollow", stray)); err == nil {
+		t.Error("a sandbox without a record was left")
+	}
+	for _, id := range ids {
+		if err := c2.Call(t.Context(), "", "sandbox.delete", &msg.SandboxRequest{Id: id}, &msg.Empty{}); err != nil {
+			t.Errorf("delete: %v", err)
+		}
+	}
+}
+
+func TestRebootLosesSandboxes(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	s, err := b.create(b.control(e), e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.boot = "boot2"
+	e2 := b.start()
+	if e2.epoch != e.epoch+1 {
+		t.Errorf("epoch %d after %d", e2.epoch, e.epoch)
+	}
+	var info msg.GuestInfo
+	if err := b.control(e2).Call(t.Context(), s.ID, "guest.info", &msg.Empty{}, &info); !errors.Is(err, errs.SandboxLost) {
+		t.Errorf("an id of an old epoch: %v", err)
+	}
+	if ids, err := e2.backends[v1.BackendHollow].List(t.Context()); err != nil || len(ids) != 0 {
+		t.Errorf("left from before the reboot: %v, %v", ids, err)
+	}
+}
+
+func TestIdempotencyKey(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	c := b.control(e)
+	withKey := func(r *v1.EdgeCreate) { r.IdempotencyKey = "k" }
+	var mu sync.Mutex
+	ids := map[string]bool{}
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			s, err := b.create(c, e, withKey)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			ids[s.ID] = true
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	if len(ids) != 1 {
+		t.Errorf("one key made %d sandboxes", len(ids))
+	}
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	e2 := b.start()
+	s, err := b.create(b.control(e2), e2, withKey)
+	if err != nil || !ids[s.ID] {
+		t.Errorf("after a restart the key made %s: %v", s.ID, err)
+	}
+}
+
+func TestRights(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	s, err := b.create(b.control(e), e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dialToken(e, "dcap1.forged.forged"); !errors.Is(err, errs.BadToken) {
+		t.Errorf("a forged capability: %v", err)
+	}
+	own := b.dial(e, s.ID, v1.RightSandbox)
+	var info msg.GuestInfo
+	if err := own.Call(t.Context(), s.ID, "guest.info", &msg.Empty{}, &info); err != nil {
+		t.Errorf("own sandbox: %v", err)
+	}
+	other := v1.SandboxID(e.ID(), e.epoch, 1<<42)
+	if err := own.Call(t.Context(), other, "guest.info", &msg.Empty{}, &info); !errors.Is(err, errs.BadToken) {
+		t.Errorf("another's sandbox: %v", err)
+	}
+	if err := own.Call(t.Context(), "", "sandbox.delete", &msg.SandboxRequest{Id: s.ID}, &msg.Empty{}); !errors.Is(err, errs.MissingRight) {
+		t.Errorf("management with a sandbox's capability: %v", err)
+	}
+	reader := b.dial(e, s.ID, v1.RightRead)
+	if err := reader.Call(t.Context(), s.ID, "guest.info", &msg.Empty{}, &info); !errors.Is(err, errs.MissingRight) {
+		t.Errorf("operating with the right to read: %v", err)
+	}
+}
+
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	c := b.control(e)
+	before, err := b.create(c, e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := c.Open(t.Context(), "", "edge.watch", &msg.EdgeWatchRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Cancel()
+	next := func() v1.EdgeEvent {
+		t.Helper()
+		f, err := st.Recv(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d msg.Document
+		if err := d.ParseWire(f.Payload); err != nil {
+			t.Fatal(err)
+		}
+		var ev v1.EdgeEvent
+		if err := json.Unmarshal(d.Json, &ev); err != nil {
+			t.Fatal(err)
+		}
+		return ev
+	}
+	if ev := next(); !ev.Reset || len(ev.Sandboxes) != 1 || ev.Sandboxes[0].ID != before.ID || ev.Node == nil {
+		t.Fatalf("first event: %+v", ev)
+	}
+	s, err := b.create(c, e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Call(t.Context(), "", "sandbox.delete", &msg.SandboxRequest{Id: s.ID}, &msg.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	var states []string
+	seq := uint64(0)
+	for !slices.Contains(states, "removed") {
+		ev := next()
+		if ev.Seq < seq {
+			t.Errorf("numbers go back: %d after %d", ev.Seq, seq)
+		}
+		seq = ev.Seq
+		for _, x := range ev.Sandboxes {
+			states = append(states, string(x.State))
+		}
+		if slices.Contains(ev.Removed, s.ID) {
+			states = append(states, "removed")
+		}
+	}
+	if want := []string{"creating", "running", "stopping", "removed"}; !slices.Equal(states, want) {
+		t.Errorf("saw %v, want %v", states, want)
+	}
+	// One that is too old gets everything again.
+	old, err := c.Open(t.Context(), "", "edge.watch", &msg.EdgeWatchRequest{From: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Cancel()
+	st = old
+	if ev := next(); !ev.Reset {
+		t.Errorf("a watcher from long ago got %+v", ev)
+	}
+}
+
+func TestTTLRemoves(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	c := b.control(e)
+	s, err := b.create(c, e, func(r *v1.EdgeCreate) { r.Spec.MaxTTL = 0.05 })
+	if err != nil || s.ExpiresAt == nil {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for e.get(s.ID) != nil {
+		if time.Now().After(deadline) {
+			t.Fatal("it is still there long after its time")
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// slow delays creates until released, and can fail them.
+type slow struct {
+	backend.Backend
+	gate chan struct{}
+	fail error
+}
+
+func (s *slow) Create(ctx context.Context, spec backend.Spec, r backend.StepReport) (backend.Instance, error) {
+	if s.gate != nil {
+		select {
+		case <-s.gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	if s.fail != nil {
+		return nil, s.fail
+	}
+	return s.Backend.Create(ctx, spec, r)
+}
+
+func TestDeleteDuringCreate(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.wrap = func(be backend.Backend) backend.Backend { return &slow{Backend: be, gate: make(chan struct{})} }
+	e := b.start()
+	c := b.control(e)
+	id := v1.SandboxID(e.ID(), e.epoch, 7)
+	failed := make(chan error)
+	go func() {
+		_, err := b.create(c, e, func(r *v1.EdgeCreate) { r.ID = id })
+		failed <- err
+	}()
+	for e.get(id) == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if err := c.Call(t.Context(), "", "sandbox.delete", &msg.SandboxRequest{Id: id}, &msg.Empty{}); err != nil {
+		t.Errorf("delete of a sandbox being created: %v", err)
+	}
+	if err := <-failed; err == nil {
+		t.Error("the create succeeded although it was deleted")
+	}
+	if e.get(id) != nil || e.Node().Allocated.Slots != 0 {
+		t.Error("something is left")
+	}
+}
+
+func TestVanishedCallerLeavesNothing(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.wrap = func(be backend.Backend) backend.Backend { return &slow{Backend: be, gate: make(chan struct{})} }
+	e := b.start()
+	c := b.control(e)
+	id := v1.SandboxID(e.ID(), e.epoch, 8)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if _, err := b.create(c, e, func(r *v1.EdgeCreate) { r.ID = id }); err == nil {
+			t.Error("no error")
+		}
+	}()
+	for e.get(id) == nil {
+		time.Sleep(time.Millisecond)
+	}
+	c.Close()
+	<-done
+	deadline := time.Now().Add(20 * time.Second)
+	for e.get(id) != nil || e.Node().Allocated.Slots != 0 {
+		if time.Now().After(deadline) {
+			t.Fatal("the sandbox of a caller that went away is still there")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestFailedCreateSaysWhoAndWhere(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.wrap = func(be backend.Backend) backend.Backend {
+		return &slow{Backend: be, fail: fmt.Errorf("start: %w", errs.New(errs.DiskFull, "test.create", "no space"))}
+	}
+	e := b.start()
+	_, err := b.create(b.control(e), e, nil)
+	x := errs.Of(err)
+	if x.Code != errs.DiskFull || x.Node != e.ID() || x.Sandbox == "" || x.Phase != "test.create" {
+		t.Errorf("%+v", x)
+	}
+	if n := e.Node(); n.CreatesFail != 1 || n.Allocated.Slots != 0 || n.Sandboxes != 0 {
+		t.Errorf("%+v", n)
+	}
+}
+
+func TestSupersededEdgeStops(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	close(b.cluster.superseded)
+	select {
+	case <-e.Done():
+	case <-time.After(20 * time.Second):
+		t.Fatal("it goes on serving beside its successor")
+	}
+}

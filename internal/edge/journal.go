@@ -1,0 +1,167 @@
+package edge
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+	"sync"
+
+	v1 "dsec/api/v1"
+)
+
+// record is what the edge must know of a sandbox after its own death.
+type record struct {
+	Sandbox v1.Sandbox      `json:"sandbox"`
+	Image   *v1.Image       `json:"image,omitempty"`
+	Handle  json.RawMessage `json:"handle,omitempty"` // the backend's, once it runs
+	Removed bool            `json:"removed,omitempty"`
+}
+
+// journal is the file of records: one line for each change, CRC-32 in hex, a space and
+// JSON; the last line of an id counts. Writes reach the page cache before an operation
+// goes on, which is enough: a sandbox outlives its edge, but never the kernel that
+// would lose the page.
+type journal struct {
+	mu    sync.Mutex
+	path  string
+	file  *os.File
+	live  map[string][]byte // last line of each sandbox that is not removed
+	bytes int64             // of the file
+	kept  int64             // of live
+}
+
+// compactAt is the size from which a journal of mostly old lines is rewritten.
+const compactAt = 4 << 20
+
+// openJournal reads path, or starts it, and returns the records that count. A torn
+// last line (the edge died in it) is dropped; damage before that is an error.
+func openJournal(path string) (*journal, []record, error) {
+	j := &journal{path: path, live: map[string][]byte{}}
+	records := map[string]record{}
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	for r, n := bufio.NewReader(bytes.NewReader(data)), 1; ; n++ {
+		line, err := r.ReadBytes('\n')
+		if err == io.EOF {
+			break // nothing, or a line without its end
+		}
+		rec, perr := parseLine(line)
+		if perr != nil {
+			if _, err := r.Peek(1); err == io.EOF {
+				break
+			}
+			return nil, nil, fmt.Errorf("journal %s, line %d: %w", path, n, perr)
+		}
+		if rec.Removed {
+			delete(records, rec.Sandbox.ID)
+			delete(j.live, rec.Sandbox.ID)
+			continue
+		}
+		records[rec.Sandbox.ID] = rec
+		j.live[rec.Sandbox.ID] = line
+	}
+	if err := j.compact(); err != nil {
+		return nil, nil, err
+	}
+	out := make([]record, 0, len(records))
+	for _, r := range records {
+		out = append(out, r)
+	}
+	return j, out, nil
+}
+
+func parseLine(line []byte) (record, error) {
+	var rec record
+	sum, body, ok := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
+	if !ok {
+		return rec, errors.New("no checksum")
+	}
+	want, err := strconv.ParseUint(string(sum), 16, 32)
+	if err != nil || crc32.ChecksumIEEE(body) != uint32(want) {
+		return rec, errors.New("wrong checksum")
+	}
+	return rec, json.Unmarshal(body, &rec)
+}
+
+func formatLine(rec record) ([]byte, error) {
+	body, err := json.Marshal(rec)
+	if err != nil {
+		return nil, err
+	}
+	return fmt.Appendf(make([]byte, 0, len(body)+16), "%08x %s\n", crc32.ChecksumIEEE(body), body), nil
+}
+
+// put writes the newest record of a sandbox.
+func (j *journal) put(rec record) error {
+	line, err := formatLine(rec)
+	if err != nil {
+		return err
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if n, err := j.file.Write(line); err != nil {
+		if n > 0 { // a torn line in the middle would read as damage
+			if terr := j.file.Truncate(j.bytes); terr != nil {
+				err = errors.Join(err, terr)
+			}
+		}
+		return fmt.Errorf("write journal: %w", err)
+	}
+	j.bytes += int64(len(line))
+	id := rec.Sandbox.ID
+	j.kept -= int64(len(j.live[id]))
+	if rec.Removed {
+		delete(j.live, id)
+	} else {
+		j.live[id] = line
+		j.kept += int64(len(line))
+	}
+	if j.bytes > compactAt && j.bytes > 4*j.kept {
+		return j.compact()
+	}
+	return nil
+}
+
+// compact rewrites the file with what counts and opens it for appending.
+func (j *journal) compact() error {
+	tmp := j.path + ".new"
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("compact journal: %w", err)
+	}
+	w := bufio.NewWriterSize(f, 1<<16)
+	size := int64(0)
+	for _, line := range j.live {
+		n, _ := w.Write(line) // the error stays in w until Flush
+		size += int64(n)
+	}
+	err = w.Flush()
+	if err == nil {
+		err = os.Rename(tmp, j.path)
+	}
+	if err != nil {
+		f.Close()
+		os.Remove(tmp)
+		return fmt.Errorf("compact journal: %w", err)
+	}
+	if j.file != nil {
+		j.file.Close()
+	}
+	j.file, j.bytes, j.kept = f, size, size
+	return nil
+}
+
+func (j *journal) close() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.file.Close()
+}

@@ -1,0 +1,162 @@
+package edge
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"dsec/aether"
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+	"dsec/internal/backend"
+)
+
+// next says which states may follow which. Stopping may follow all.
+var next = map[v1.State][]v1.State{
+	v1.StateCreating: {v1.StateRunning, v1.StateFailed, v1.StateStopping},
+	v1.StateRunning:  {v1.StateFailed, v1.StateStopping},
+	v1.StateFailed:   {v1.StateStopping},
+	v1.StateStopping: {v1.StateStopped},
+}
+
+// sandbox is one sandbox of this edge.
+type sandbox struct {
+	backend  backend.Backend
+	image    *v1.Image
+	need     v1.Resources
+	admitted sync.Once       // done when need was given back
+	create   context.Context // of its create; ends with the caller or a removal
+	cancel   context.CancelFunc
+	created  chan struct{} // closed when its create has ended, well or not
+	removed  chan struct{} // closed when nothing of it is left
+
+	mu       sync.Mutex
+	view     v1.Sandbox // replaced as a whole; what was given out never changes
+	instance backend.Instance
+	guest    *aether.Conn
+	expiry   *time.Timer
+
+	dial sync.Mutex // held by whoever connects to the guest
+}
+
+// snapshot returns what to tell of the sandbox.
+func (s *sandbox) snapshot() v1.Sandbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.view
+}
+
+// transition moves the sandbox to a state if its present state allows that, after
+// recording it, and tells those who watch. change may set further fields.
+func (e *Edge) transition(s *sandbox, to v1.State, change func(*v1.Sandbox)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := s.view.State
+	if !slices.Contains(next[from], to) {
+		return errs.New(errs.StateConflict, "edge.transition", "the sandbox is "+string(from)+" and cannot become "+string(to)).With("state", string(from))
+	}
+	v := s.view
+	v.State = to
+	v.Generation++
+	v.Steps = maps.Clone(v.Steps)
+	if change != nil {
+		change(&v)
+	}
+	if err := e.record(s, v); err != nil {
+		return err
+	}
+	s.view = v
+	e.feed.changed(v)
+	return nil
+}
+
+// record writes v to the journal. With s.mu held, or before s is shared.
+func (e *Edge) record(s *sandbox, v v1.Sandbox) error {
+	rec := record{Sandbox: v, Image: s.image}
+	if s.instance != nil {
+		rec.Handle = s.instance.Handle()
+	}
+	return errs.Wrap(errs.InternalError, "edge.journal", "keep the sandbox's record", e.journal.put(rec))
+}
+
+// connect returns the connection to the sandbox's guest, dialling if there is none.
+func (s *sandbox) connect(ctx context.Context) (*aether.Conn, error) {
+	if c, err := s.connected(); c != nil || err != nil {
+		return c, err
+	}
+	s.dial.Lock()
+	defer s.dial.Unlock()
+	c, err := s.connected() // someone else may have
+	if c != nil || err != nil {
+		return c, err
+	}
+	s.mu.Lock()
+	instance, id := s.instance, s.view.ID
+	s.mu.Unlock()
+	conn, err := instance.DialGuest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c, err = aether.NewClient(ctx, conn, aether.ClientConfig{Agent: "dsec-edge", KeepAlive: -1}) // its death is seen by its socket's end
+	if err != nil {
+		e := errs.Of(errs.Wrap(errs.GuestUnreachable, "edge.connect", "handshake with the guest", err))
+		e.Sandbox = id
+		return nil, e
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.instance == nil { // removed meanwhile
+		c.Close()
+		return nil, notRunning(s.view)
+	}
+	s.guest = c
+	return c, nil
+}
+
+// connected returns the live connection, nil if there is none, or why there can be none.
+func (s *sandbox) connected() (*aether.Conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.instance == nil || (s.view.State != v1.StateRunning && s.view.State != v1.StateCreating) {
+		return nil, notRunning(s.view)
+	}
+	if s.guest != nil {
+		select {
+		case <-s.guest.Done():
+			s.guest = nil
+		default:
+		}
+	}
+	return s.guest, nil
+}
+
+func notRunning(v v1.Sandbox) error {
+	if v.State == v1.StateStopping || v.State == v1.StateStopped {
+		e := errs.New(errs.SandboxGone, "edge.connect", "the sandbox is being removed")
+		e.Sandbox = v.ID
+		return e
+	}
+	e := errs.New(errs.SandboxNotRunning, "edge.connect", "the sandbox is "+string(v.State)).With("state", string(v.State))
+	e.Sandbox = v.ID
+	if v.Error != nil {
+		e.Infra = v.Error.Infra
+		e.Cause = v.Error.Err()
+	}
+	return e
+}
+
+// release closes what this process holds of the sandbox; it keeps running.
+func (s *sandbox) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.guest != nil {
+		s.guest.Close()
+		s.guest = nil
+	}
+	if s.expiry != nil {
+		s.expiry.Stop()
+	}
+	s.instance = nil
+}

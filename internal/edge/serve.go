@@ -1,0 +1,329 @@
+package edge
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"strings"
+	"time"
+
+	"dsec/aether"
+	"dsec/aether/msg"
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+	"dsec/internal/capability"
+)
+
+// newServer serves the control plane's methods itself and relays those of guests.
+func (e *Edge) newServer() *aether.Server {
+	control := func(h aether.Handler) aether.Handler { // only for holders of a capability over the whole node
+		return func(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+			c, ok := s.Principal().(capability.Claims)
+			if !ok || c.Sandbox != capability.AnySandbox {
+				return nil, errs.New(errs.MissingRight, "edge.auth", "the operation is for the control plane").With("right", string(v1.RightAdmin))
+			}
+			if err := c.Allows(capability.AnySandbox, v1.RightAdmin); err != nil {
+				return nil, err
+			}
+			return h(ctx, s)
+		}
+	}
+	return aether.NewServer(aether.ServerConfig{
+		Handlers: map[string]aether.Handler{
+			"sandbox.create": control(aether.Unary(e.serveCreate)),
+			"sandbox.get":    control(aether.Unary(e.serveGet)),
+			"sandbox.delete": control(aether.Unary(e.serveDelete)),
+			"edge.watch":     control(e.serveWatch),
+			"edge.audit":     control(aether.Unary(e.serveAudit)),
+			"image.import":   control(e.serveImport),
+			"image.delete":   control(aether.Unary(e.serveImageDelete)),
+			"image.list":     control(aether.Unary(e.serveImageList)),
+		},
+		Auth: func(_ context.Context, hello *msg.Hello) (any, error) {
+			c, err := e.signer.Verify(hello.Token)
+			if err != nil {
+				return nil, err
+			}
+			return c, nil
+		},
+		Route:      e.route,
+		Node:       e.id,
+		Generation: e.epoch,
+		Log:        func(event string, err error) { e.cfg.Log.Debug("aether: "+event, "err", err) },
+	})
+}
+
+// guestMethods are the prefixes of what a guest serves.
+var guestMethods = [...]string{"process.", "session.", "file.", "port.", "guest."}
+
+// IsGuestMethod tells whether a method is served by the guest of the sandbox it targets.
+func IsGuestMethod(method string) bool {
+	if method == "batch" {
+		return true
+	}
+	for _, p := range guestMethods {
+		if strings.HasPrefix(method, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// route sends a guest's methods to the guest. It takes no lifecycle lock: a removal
+// must never wait for the command that it ends.
+func (e *Edge) route(ctx context.Context, principal any, open *msg.Open) (*aether.Conn, string, error) {
+	if !IsGuestMethod(open.Method) {
+		return nil, "", nil
+	}
+	c, ok := principal.(capability.Claims)
+	if !ok {
+		return nil, "", errs.New(errs.BadToken, "edge.route", "no capability")
+	}
+	if err := c.Allows(open.Target, v1.RightSandbox); err != nil {
+		return nil, "", err
+	}
+	s := e.get(open.Target)
+	if s == nil {
+		return nil, "", e.absent(open.Target)
+	}
+	conn, err := s.connect(ctx)
+	return conn, "", err
+}
+
+func document(v any) (*msg.Document, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, errs.Wrap(errs.InternalError, "edge.encode", "answer", err)
+	}
+	return &msg.Document{Json: b}, nil
+}
+
+func (e *Edge) serveCreate(ctx context.Context, _ *aether.Stream, d *msg.Document) (*msg.Document, error) {
+	var req v1.EdgeCreate
+	if err := json.Unmarshal(d.Json, &req); err != nil {
+		return nil, errs.Wrap(errs.BadRequest, "edge.create", "decode the request", err)
+	}
+	v, err := e.create(ctx, &req)
+	if err != nil {
+		return nil, err
+	}
+	return document(v)
+}
+
+func (e *Edge) serveGet(ctx context.Context, _ *aether.Stream, r *msg.SandboxRequest) (*msg.Document, error) {
+	s := e.get(r.Id)
+	if s == nil {
+		return nil, e.absent(r.Id)
+	}
+	s.mu.Lock()
+	v, instance := s.view, s.instance
+	s.mu.Unlock()
+	if instance != nil {
+		u, err := instance.Usage(ctx)
+		if err == nil {
+			v.Usage = &u
+		} else if s.snapshot().State == v1.StateRunning { // else it ended meanwhile
+			return nil, err
+		}
+	}
+	return document(v)
+}
+
+func (e *Edge) serveDelete(ctx context.Context, _ *aether.Stream, r *msg.SandboxRequest) (*msg.Empty, error) {
+	return &msg.Empty{}, e.remove(ctx, r.Id)
+}
+
+// AuditReport is the answer of edge.audit.
+type AuditReport struct {
+	Node      v1.Node         `json:"node"`
+	Counts    map[string]int  `json:"counts"`    // resources by kind
+	Resources []AuditResource `json:"resources"` // all of them
+	Orphans   []string        `json:"orphans"`   // ids that no record explains
+}
+
+// AuditResource is one object and its owner.
+type AuditResource struct {
+	Kind, Name, Sandbox string
+}
+
+func (e *Edge) serveAudit(ctx context.Context, _ *aether.Stream, _ *msg.Empty) (*msg.Document, error) {
+	resources, orphans, err := e.Audit(ctx)
+	if err != nil {
+		return nil, errs.Wrap(errs.InternalError, "edge.audit", "count resources", err)
+	}
+	r := AuditReport{Node: e.Node(), Counts: map[string]int{}, Orphans: orphans}
+	for _, x := range resources {
+		r.Counts[x.Kind]++
+		r.Resources = append(r.Resources, AuditResource{x.Kind, x.Name, x.Sandbox})
+	}
+	return document(r)
+}
+
+const (
+	watchBatch = 128 // sandboxes in one event, to stay far below a frame
+	loadEvery  = time.Second
+)
+
+// serveWatch streams what changes on this edge until the watcher goes away.
+func (e *Edge) serveWatch(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	var req msg.EdgeWatchRequest
+	if err := s.Parse(&req); err != nil {
+		return nil, err
+	}
+	send := func(ev v1.EdgeEvent) error {
+		d, err := document(ev)
+		if err != nil {
+			return err
+		}
+		return s.SendMessage(ctx, d)
+	}
+	seq := req.From
+	tick := time.NewTicker(loadEvery)
+	defer tick.Stop()
+	var last v1.Node
+	for first := true; ; first = false {
+		changes, now, wake, ok := e.feed.since(seq, watchBatch)
+		if !ok || (first && req.From == 0) {
+			var err error
+			if seq, err = e.sendAll(send); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if n := e.Node(); first || !sameLoad(n, last) {
+			last = n
+			if err := send(v1.EdgeEvent{Seq: seq, Node: &n}); err != nil {
+				return nil, err
+			}
+		}
+		for len(changes) > 0 {
+			if err := send(eventOf(changes, now)); err != nil {
+				return nil, err
+			}
+			seq = now
+			if changes, now, wake, ok = e.feed.since(seq, watchBatch); !ok {
+				break
+			}
+		}
+		if !ok {
+			continue
+		}
+		select {
+		case <-wake:
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-e.stop:
+			return nil, errs.New(errs.ShuttingDown, "edge.watch", "the node is stopping")
+		}
+	}
+}
+
+// sendAll sends everything the edge has and returns the number from which to go on.
+func (e *Edge) sendAll(send func(v1.EdgeEvent) error) (uint64, error) {
+	seq := e.feed.now() // changes from here on are sent again, which does no harm
+	e.mu.Lock()
+	all := make([]*sandbox, 0, len(e.sandboxes))
+	for _, s := range e.sandboxes {
+		all = append(all, s)
+	}
+	e.mu.Unlock()
+	n := e.Node()
+	ev := v1.EdgeEvent{Seq: seq, Reset: true, Node: &n}
+	for i, s := range all {
+		ev.Sandboxes = append(ev.Sandboxes, s.snapshot())
+		if len(ev.Sandboxes) == watchBatch && i < len(all)-1 {
+			if err := send(ev); err != nil {
+				return 0, err
+			}
+			ev = v1.EdgeEvent{Seq: seq}
+		}
+	}
+	return seq, send(ev)
+}
+
+func eventOf(changes []change, seq uint64) v1.EdgeEvent {
+	ev := v1.EdgeEvent{Seq: seq}
+	for _, c := range changes {
+		if c.sandbox != nil {
+			ev.Sandboxes = append(ev.Sandboxes, *c.sandbox)
+		} else {
+			ev.Removed = append(ev.Removed, c.removed)
+		}
+	}
+	return ev
+}
+
+// sameLoad tells whether a watcher needs to hear of n after it heard of last. Free
+// memory and disk always move a little.
+func sameLoad(n, last v1.Node) bool {
+	near := func(a, b int64) bool { return max(a-b, b-a) <= max(a, b)/64 }
+	return n.Ready == last.Ready && n.Sandboxes == last.Sandboxes && n.Allocated == last.Allocated &&
+		n.CreatesOK == last.CreatesOK && n.CreatesFail == last.CreatesFail && near(n.FreeDisk, last.FreeDisk) && near(n.FreeMemory, last.FreeMemory)
+}
+
+// serveImport reads an archive from the stream and makes an image of it.
+func (e *Edge) serveImport(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	var req msg.ImageImportRequest
+	if err := s.Parse(&req); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	img, err := e.cfg.Images.Import(ctx, &streamReader{ctx: ctx, s: s}, req.Format, func(p v1.ImageProgress) {
+		m := &msg.ImageProgress{Phase: p.Phase, Done: uint64(p.Done), Total: uint64(p.Total), Entries: uint64(p.Entries)}
+		if err := s.SendMessage(ctx, m); err != nil {
+			cancel(err) // nobody is there any more
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	img.Name = req.Name
+	return document(img)
+}
+
+func (e *Edge) serveImageDelete(ctx context.Context, _ *aether.Stream, r *msg.ImageRequest) (*msg.Empty, error) {
+	e.mu.Lock()
+	for _, s := range e.sandboxes {
+		if s.image != nil && s.image.Digest == r.Digest {
+			e.mu.Unlock()
+			return nil, errs.New(errs.ImageInUse, "edge.image", "a sandbox uses the image").With("sandbox", s.snapshot().ID)
+		}
+	}
+	e.mu.Unlock()
+	return &msg.Empty{}, e.cfg.Images.Delete(ctx, r.Digest)
+}
+
+func (e *Edge) serveImageList(ctx context.Context, _ *aether.Stream, _ *msg.Empty) (*msg.Document, error) {
+	list, err := e.cfg.Images.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return document(list)
+}
+
+// streamReader reads a stream's data as bytes.
+type streamReader struct {
+	ctx  context.Context
+	s    *aether.Stream
+	rest []byte
+}
+
+func (r *streamReader) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		f, err := r.s.Recv(r.ctx)
+		if err != nil {
+			return 0, err
+		}
+		if f.IsMessage {
+			return 0, errs.New(errs.ProtocolError, "edge.import", "a message where data belongs")
+		}
+		r.rest = f.Payload
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+var _ io.Reader = (*streamReader)(nil)

@@ -1,0 +1,204 @@
+package boot
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"dsec/aether/msg"
+)
+
+// maxConfig bounds the message from the edge.
+const maxConfig = 1 << 20
+
+// Container turns this process into PID 1 of a container, as the edge says over the
+// socket channel, and tells the edge the outcome. Call it before anything else runs.
+func Container(channel int) (*msg.BootConfig, error) {
+	cfg, err := container(channel)
+	if err != nil {
+		_, werr := unix.Write(channel, append([]byte{1}, err.Error()...))
+		return nil, errors.Join(err, werr)
+	}
+	if _, err := unix.Write(channel, []byte{0}); err != nil {
+		return nil, fmt.Errorf("tell the edge: %w", err)
+	}
+	return cfg, nil
+}
+
+func container(channel int) (*msg.BootConfig, error) {
+	cfg, root, dev, err := receive(channel)
+	if err != nil {
+		return nil, fmt.Errorf("receive config: %w", err)
+	}
+	if err := mounts(cfg, root, dev); err != nil {
+		return nil, err
+	}
+	if err := unix.Sethostname([]byte(cfg.Hostname)); err != nil {
+		return nil, fmt.Errorf("set hostname: %w", err)
+	}
+	if err := loopbackUp(); err != nil {
+		return nil, fmt.Errorf("bring up loopback: %w", err)
+	}
+	unix.Umask(0o022)
+	if err := seccomp(cfg.Seccomp); err != nil {
+		return nil, fmt.Errorf("install seccomp filter: %w", err)
+	}
+	return cfg, nil
+}
+
+// receive reads the length-prefixed config and its two descriptors.
+func receive(channel int) (cfg *msg.BootConfig, root, dev int, err error) {
+	head := make([]byte, 4)
+	oob := make([]byte, unix.CmsgSpace(2*4))
+	n, oobn, _, _, err := unix.Recvmsg(channel, head, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_WAITALL)
+	if err != nil {
+		return nil, -1, -1, err
+	}
+	size := int(binary.BigEndian.Uint32(head))
+	if n != len(head) || size > maxConfig {
+		return nil, -1, -1, fmt.Errorf("bad length (%d bytes, size %d)", n, size)
+	}
+	cmsgs, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || len(cmsgs) != 1 {
+		return nil, -1, -1, fmt.Errorf("no descriptors came: %w", err)
+	}
+	fds, err := unix.ParseUnixRights(&cmsgs[0])
+	if err != nil || len(fds) != 2 {
+		return nil, -1, -1, fmt.Errorf("want 2 descriptors, got %d: %w", len(fds), err)
+	}
+	body := make([]byte, size)
+	for got := 0; got < size; {
+		n, err := unix.Read(channel, body[got:])
+		if err != nil {
+			return nil, -1, -1, err
+		}
+		if n == 0 {
+			return nil, -1, -1, errors.New("the edge went away")
+		}
+		got += n
+	}
+	cfg = &msg.BootConfig{}
+	if err := cfg.ParseWire(body); err != nil {
+		return nil, -1, -1, err
+	}
+	return cfg, fds[0], fds[1], nil
+}
+
+// mounts attaches the root, fills in what belongs to this sandbox alone, and leaves
+// the host's tree.
+func mounts(cfg *msg.BootConfig, root, dev int) error {
+	defer unix.Close(root)
+	defer unix.Close(dev)
+	// /proc and /sys must be made while the host's are still in sight: the kernel
+	// refuses a user namespace a fresh one that shows more than it could see before.
+	proc, err := filesystem("proc", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(proc)
+	sys, err := filesystem("sysfs", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC|unix.MOUNT_ATTR_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(sys)
+	pts, err := filesystem("devpts", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC, "mode", "0620", "ptmxmode", "0666", "gid", "5")
+	if err != nil {
+		return err
+	}
+	defer unix.Close(pts)
+	shm, err := filesystem("tmpfs", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV, "mode", "1777", "size", strconv.FormatUint(cfg.ShmBytes, 10))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(shm)
+
+	// Any host directory will do that exists and can be reached with the sandbox's ids.
+	if err := attach(root, unix.AT_FDCWD, "/proc"); err != nil {
+		return fmt.Errorf("attach root: %w", err)
+	}
+	for _, m := range []struct {
+		fd   int
+		path string
+	}{{proc, "proc"}, {sys, "sys"}, {dev, "dev"}, {pts, "dev/pts"}, {shm, "dev/shm"}} {
+		if err := unix.Mkdirat(root, m.path, 0o755); err != nil && err != unix.EEXIST && err != unix.EROFS {
+			return fmt.Errorf("make /%s: %w", m.path, err)
+		}
+		if err := attach(m.fd, root, m.path); err != nil {
+			return fmt.Errorf("attach /%s: %w", m.path, err)
+		}
+	}
+	if err := unix.Fchdir(root); err != nil {
+		return err
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("pivot_root: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("leave the host's tree: %w", err)
+	}
+	return unix.Chdir("/")
+}
+
+func attach(fd, dir int, path string) error {
+	return unix.MoveMount(fd, "", dir, path, unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+// filesystem mounts a new instance, detached.
+func filesystem(kind string, attrs int, options ...string) (int, error) {
+	fs, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("fsopen %s: %w", kind, err)
+	}
+	defer unix.Close(fs)
+	for i := 0; i < len(options); i += 2 {
+		if err := unix.FsconfigSetString(fs, options[i], options[i+1]); err != nil {
+			return -1, fmt.Errorf("%s option %s: %w", kind, options[i], err)
+		}
+	}
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return -1, fmt.Errorf("create %s: %w", kind, err)
+	}
+	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, attrs)
+	if err != nil {
+		return -1, fmt.Errorf("mount %s: %w", kind, err)
+	}
+	return fd, nil
+}
+
+func loopbackUp() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	ifr, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr)
+}
+
+// seccomp installs the filter for all threads and all processes to come. no_new_privs
+// is not set: setuid programs such as sudo must work, and PID 1 has CAP_SYS_ADMIN in
+// its user namespace.
+func seccomp(program []byte) error {
+	if len(program) == 0 {
+		return nil
+	}
+	if len(program)%unix.SizeofSockFilter != 0 {
+		return errors.New("not a BPF program")
+	}
+	prog := unix.SockFprog{Len: uint16(len(program) / unix.SizeofSockFilter), Filter: (*unix.SockFilter)(unsafe.Pointer(&program[0]))}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog)))
+	runtime.KeepAlive(program)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

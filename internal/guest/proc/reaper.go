@@ -1,0 +1,118 @@
+package proc
+
+import (
+	"runtime"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Reaper owns every wait for a child of this program. No other code may call wait:
+// then no exit code is ever taken from whom it belongs to, and orphans that the kernel
+// hands to PID 1 do not stay as zombies.
+type Reaper struct {
+	// mu is held over a fork and the registration of its child, and over each wait:
+	// a child cannot be reaped before it is known, and a pid that is registered
+	// cannot have been given to another process.
+	mu     sync.Mutex
+	exited map[int]func(syscall.WaitStatus, syscall.Rusage)
+	parked bool
+	wake   chan struct{}
+}
+
+// NewReaper starts the reaper. It runs as long as the program.
+func NewReaper() *Reaper {
+	r := &Reaper{exited: map[int]func(syscall.WaitStatus, syscall.Rusage){}, wake: make(chan struct{}, 1)}
+	go r.run()
+	return r
+}
+
+// Start calls fork, which must start one child and return its pid, and has exited called
+// with the child's end, once, from the reaper's goroutine. registered runs after a
+// successful fork, before the child's end can be reported.
+func (r *Reaper) Start(fork func() (int, error), registered func(pid int), exited func(syscall.WaitStatus, syscall.Rusage)) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pid, err := fork()
+	if err != nil {
+		return err
+	}
+	r.exited[pid] = exited
+	registered(pid)
+	if r.parked {
+		r.parked = false
+		r.wake <- struct{}{}
+	}
+	return nil
+}
+
+// Signal sends sig to pid, a child, or to its process group. It returns ESRCH when the
+// child has been reaped, whoever has its number now.
+func (r *Reaper) Signal(pid int, sig syscall.Signal, group bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.exited[pid]; !ok {
+		return syscall.ESRCH
+	}
+	if group {
+		if err := syscall.Kill(-pid, sig); err != syscall.ESRCH {
+			return err
+		}
+		// The leader moved to another group; it is still to be had by its own number.
+	}
+	return syscall.Kill(pid, sig)
+}
+
+func (r *Reaper) run() {
+	for {
+		// WNOWAIT: only see that somebody is dead; the wait itself is made under mu.
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil)
+		switch err {
+		case nil:
+			r.reap()
+			// Whoever was woken runs on this thread's processor now: the wait
+			// below would keep it from them until the scheduler notices.
+			runtime.Gosched()
+		case syscall.ECHILD:
+			r.park()
+		}
+	}
+}
+
+// reap collects everything that is dead now.
+func (r *Reaper) reap() {
+	for {
+		r.mu.Lock()
+		var ws syscall.WaitStatus
+		var ru syscall.Rusage
+		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG, &ru)
+		if err == syscall.EINTR {
+			r.mu.Unlock()
+			continue
+		}
+		if err != nil || pid <= 0 {
+			r.mu.Unlock()
+			return
+		}
+		f := r.exited[pid]
+		delete(r.exited, pid)
+		r.mu.Unlock()
+		if f != nil {
+			f(ws, ru)
+		}
+	}
+}
+
+// park waits until there is a child again.
+func (r *Reaper) park() {
+	r.mu.Lock()
+	if len(r.exited) > 0 { // started since
+		r.mu.Unlock()
+		return
+	}
+	r.parked = true
+	r.mu.Unlock()
+	<-r.wake
+}

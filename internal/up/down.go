@@ -1,0 +1,110 @@
+package up
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"dsec/api/v1/errs"
+	"dsec/internal/backend/container/scratch"
+	"dsec/internal/backend/hollow"
+)
+
+// Find reads where the node of a data directory answers; errs.NodeNotFound if none runs.
+func Find(data string) (Info, error) {
+	var info Info
+	b, err := os.ReadFile(filepath.Join(data, "run.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return info, errs.New(errs.NodeNotFound, "down", "no node runs on "+data)
+	}
+	if err != nil {
+		return info, err
+	}
+	if err := json.Unmarshal(b, &info); err != nil {
+		return info, fmt.Errorf("%s/run.json: %w", data, err)
+	}
+	lock, err := acquire(filepath.Join(data, "lock"))
+	if err == nil { // nobody holds it: the node was killed
+		lock.Close()
+		return info, errs.New(errs.NodeNotFound, "down", "the node of "+data+" has died")
+	}
+	return info, nil
+}
+
+// Stop ends the node's process and waits until it has let go of the data directory.
+func Stop(ctx context.Context, data string, info Info) error {
+	if err := unix.Kill(info.PID, unix.SIGTERM); err != nil && err != unix.ESRCH {
+		return fmt.Errorf("signal pid %d: %w", info.PID, err)
+	}
+	for {
+		lock, err := acquire(filepath.Join(data, "lock"))
+		if err == nil {
+			return lock.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the end of pid %d: %w", info.PID, ctx.Err())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// RemoveSandboxes removes every sandbox of a data directory whose node is not running,
+// and all that the node held for them. It returns how many there were.
+func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed int, err error) {
+	if data, err = filepath.Abs(data); err != nil {
+		return 0, err
+	}
+	if _, err := os.Stat(filepath.Join(data, "lock")); err != nil {
+		return 0, errs.New(errs.NodeNotFound, "down", data+" is not the data directory of a node").Because(err)
+	}
+	lock, err := acquire(filepath.Join(data, "lock"))
+	if err != nil {
+		return 0, err
+	}
+	defer lock.Close()
+	h, err := hollow.New(filepath.Join(data, "hollow"))
+	if err != nil {
+		return 0, err
+	}
+	defer h.Close()
+	b, err := Containers(ctx, data, guest, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer b.Close() // also closed below, before the unmount; a second time does no harm
+	for _, be := range []interface {
+		List(context.Context) ([]string, error)
+		Delete(context.Context, string) error
+	}{b, h} {
+		ids, err := be.List(ctx)
+		if err != nil {
+			return removed, err
+		}
+		for _, id := range ids {
+			if err := be.Delete(ctx, id); err != nil {
+				return removed, err
+			}
+			removed++
+		}
+	}
+	// No sandbox is left, so neither is any record of one.
+	if err := errors.Join(remove(filepath.Join(data, "edge", "journal")), b.Withdraw(), b.Close()); err != nil {
+		return removed, err
+	}
+	// The last mounts of dead sandboxes go away in the background.
+	for wait := 5 * time.Millisecond; ; wait *= 2 {
+		err := scratch.Unmount(data)
+		if !errors.Is(err, unix.EBUSY) || wait > 5*time.Second {
+			return removed, err
+		}
+		time.Sleep(wait)
+	}
+}

@@ -1,0 +1,376 @@
+package up
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+	"dsec/internal/backend"
+	"dsec/internal/backend/container"
+	"dsec/internal/backend/container/scratch"
+	"dsec/internal/backend/hollow"
+	"dsec/internal/control"
+	"dsec/internal/control/store"
+	"dsec/internal/edge"
+	"dsec/internal/edge/local"
+	imagestore "dsec/internal/image/store"
+)
+
+// Options of a node.
+type Options struct {
+	Data    string // directory; see the package comment
+	Listen  string // of the API: "HOST:PORT" or "unix:PATH"
+	TLS     *tls.Config
+	Guest   []byte // the guest's binary
+	Version string
+	Log     *slog.Logger
+
+	Slots            int64   // sandboxes at once
+	CPUOvercommit    float64 // sum of CPU limits over what the machine has
+	MemoryOvercommit float64
+	ReserveMemory    int64 // bytes that must be free for another sandbox to be admitted
+	ReserveDisk      int64
+}
+
+// Defaults of Options: limits are not reservations, agents wait most of the time, and
+// admission looks at what really is free.
+const (
+	DefaultListen           = "127.0.0.1:7070"
+	DefaultData             = "/var/lib/dsec"
+	DefaultSlots            = 4000
+	DefaultCPUOvercommit    = 2000
+	DefaultMemoryOvercommit = 100
+	DefaultReserveMemory    = 512 << 20
+	DefaultReserveDisk      = 1 << 30
+)
+
+// Info says where a running node answers.
+type Info struct {
+	PID     int       `json:"pid"`
+	URL     string    `json:"url"`
+	Node    string    `json:"node"`
+	Version string    `json:"version"`
+	Started time.Time `json:"started_at"`
+}
+
+// node is what Run starts, in this order, and stops in the opposite one.
+type node struct {
+	opts       Options
+	lock       *os.File
+	control    *control.Control
+	images     *imagestore.Store
+	layers     *local.Images
+	containers *container.Backend
+	hollow     *hollow.Backend
+	edge       *edge.Edge
+}
+
+// stopTime bounds the end of a node.
+const stopTime = 20 * time.Second
+
+// Run runs a node until ctx ends or a part of it fails. ready is called once it answers.
+// Sandboxes outlive Run; the next one adopts them.
+func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error) {
+	n := &node{opts: opts}
+	defer func() {
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+		defer cancel()
+		err = errors.Join(err, n.stop(cctx))
+	}()
+	token, err := n.start(ctx)
+	if err != nil {
+		return err
+	}
+	info := Info{PID: os.Getpid(), URL: url(n.control.Addr().Network(), n.control.Addr().String(), opts.TLS != nil), Node: n.edge.ID(), Version: opts.Version, Started: time.Now().UTC()}
+	if err := n.publish(info); err != nil {
+		return err
+	}
+	ready(info, token)
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-n.control.Failed():
+		return fmt.Errorf("the control plane failed: %w", err)
+	case <-n.edge.Done():
+		return errors.New("the edge stopped serving")
+	}
+}
+
+func url(network, address string, secure bool) string {
+	switch {
+	case network == "unix":
+		return "unix://" + address
+	case secure:
+		return "https://" + address
+	}
+	return "http://" + address
+}
+
+func (n *node) path(name string) string { return filepath.Join(n.opts.Data, name) }
+
+func (n *node) start(ctx context.Context) (token string, err error) {
+	if os.Geteuid() != 0 {
+		return "", errs.New(errs.PermissionDenied, "up", "a node needs root: it makes namespaces, mounts and control groups")
+	}
+	if n.opts.Data, err = filepath.Abs(n.opts.Data); err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(n.opts.Data, 0o700); err != nil {
+		return "", err
+	}
+	if n.lock, err = acquire(n.path("lock")); err != nil {
+		return "", err
+	}
+	if err := raiseOpenFiles(); err != nil {
+		return "", err
+	}
+	if token, err = loadToken(n.path("root.token")); err != nil {
+		return "", err
+	}
+	n.control, err = control.Start(ctx, control.Config{
+		Listen: n.opts.Listen, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
+		Metrics: prometheus.NewRegistry(), Log: n.opts.Log, Version: n.opts.Version,
+	})
+	if err != nil {
+		return "", fmt.Errorf("start the control plane: %w", err)
+	}
+	if n.images, err = imagestore.Open(n.path("images"), imagestore.Options{}); err != nil {
+		return "", fmt.Errorf("open the image store: %w", err)
+	}
+	n.layers = local.New(n.images)
+	backends, err := n.backends(ctx)
+	if err != nil {
+		return "", err
+	}
+	n.edge, err = edge.Start(ctx, n.edgeConfig(backends))
+	if err != nil {
+		return "", fmt.Errorf("start the edge: %w", err)
+	}
+	wait, cancel := context.WithTimeout(ctx, stopTime)
+	defer cancel()
+	return token, n.control.WaitEdge(wait, 1)
+}
+
+// backends prepares those this build has. One that cannot work here is left out, with
+// the reason in the log and in 'dsec doctor'.
+func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) {
+	if n.hollow, err = hollow.New(n.path("hollow")); err != nil {
+		return nil, err
+	}
+	if n.containers, err = Containers(ctx, n.opts.Data, n.opts.Guest, n.layers); err != nil {
+		n.opts.Log.Error("containers do not work on this machine; see 'dsec doctor'", "err", err)
+		return []backend.Backend{n.hollow}, nil
+	}
+	return []backend.Backend{n.containers, n.hollow}, nil
+}
+
+// Containers opens the container backend of a data directory.
+func Containers(ctx context.Context, data string, guest []byte, layers container.Layers) (*container.Backend, error) {
+	writable := filepath.Join(data, "writable")
+	needed, err := scratch.Needed(data)
+	if err != nil {
+		return nil, err
+	}
+	if needed {
+		free, _, err := freeSpace(data)
+		if err != nil {
+			return nil, err
+		}
+		if writable, err = scratch.Mount(ctx, data, max(free*9/10, 256<<20)); err != nil {
+			return nil, err
+		}
+	}
+	return container.New(container.Config{
+		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: "/sys/fs/cgroup",
+		CgroupName: groupName(data), Layers: layers, FirstID: firstID,
+	})
+}
+
+// firstID is the first host id that sandboxes have, above those of people and services.
+const firstID = 1 << 20
+
+// groupName is the node's own parent group, so that several nodes can share a machine.
+func groupName(data string) string {
+	sum := sha256.Sum256([]byte(data))
+	return "dsec-" + hex.EncodeToString(sum[:4])
+}
+
+func (n *node) edgeConfig(backends []backend.Backend) edge.Config {
+	listen := "unix:" + n.path("edge.sock")
+	if len(listen) > 100 { // a socket's name has room for 107 bytes
+		listen = "tcp:127.0.0.1:0"
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	_, memory, _ := memoryInfo()
+	return edge.Config{
+		Dir: n.path("edge"), Listen: listen, Hostname: host, Version: n.opts.Version, Backends: backends, Images: n.layers,
+		Cluster: cluster{n.control.Store()},
+		Capacity: v1.Resources{
+			Slots: n.opts.Slots, CPUMillis: int64(float64(runtime.NumCPU()) * 1000 * n.opts.CPUOvercommit),
+			MemoryBytes: int64(float64(memory) * n.opts.MemoryOvercommit),
+		},
+		Reserve: edge.Reserve{MemoryBytes: n.opts.ReserveMemory, DiskBytes: n.opts.ReserveDisk},
+		Log:     n.opts.Log, Now: time.Now, Random: random,
+		FreeSpace: func() (disk, memory int64) {
+			disk, memory, err := freeSpace(n.opts.Data)
+			if err != nil {
+				n.opts.Log.Error("look at free space", "err", err)
+			}
+			return disk, memory
+		},
+	}
+}
+
+func random() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails (Go ≥ 1.24)
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+// cluster is what an edge sees of the control plane's store.
+type cluster struct{ store.Store }
+
+func (c cluster) Register(ctx context.Context, node v1.Node) (edge.Registration, error) {
+	return c.Store.Register(ctx, node)
+}
+
+func (n *node) stop(ctx context.Context) error {
+	var all []error
+	if n.edge != nil {
+		all = append(all, n.edge.Close(ctx))
+	}
+	if n.control != nil {
+		all = append(all, n.control.Close(ctx))
+	}
+	if n.containers != nil {
+		all = append(all, n.containers.Close())
+	}
+	if n.hollow != nil {
+		all = append(all, n.hollow.Close())
+	}
+	if n.layers != nil {
+		n.layers.Close()
+	}
+	if n.images != nil {
+		all = append(all, n.images.Close())
+	}
+	if n.lock != nil {
+		all = append(all, remove(n.path("run.json")), n.lock.Close())
+	}
+	return errors.Join(all...)
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// publish writes run.json, which says that the node is up.
+func (n *node) publish(info Info) error {
+	b, err := json.MarshalIndent(info, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp := n.path("run.json.new")
+	if err := os.WriteFile(tmp, append(b, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, n.path("run.json"))
+}
+
+// acquire takes the data directory for this process.
+func acquire(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errs.New(errs.StateConflict, "up", "a node already runs on "+filepath.Dir(path)+"; stop it with 'dsec down', or use another --data")
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return f, nil
+}
+
+// loadToken returns the root token's secret, made at the first start.
+func loadToken(path string) (string, error) {
+	b, err := os.ReadFile(path)
+	if err == nil {
+		return strings.TrimSpace(string(b)), nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	var secret [24]byte
+	_, _ = rand.Read(secret[:])
+	token := "dsec_" + hex.EncodeToString(secret[:])
+	return token, os.WriteFile(path, []byte(token+"\n"), 0o600)
+}
+
+// raiseOpenFiles takes all the descriptors that the hard limit allows.
+func raiseOpenFiles() error {
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+		return err
+	}
+	l.Cur = l.Max
+	return syscall.Setrlimit(syscall.RLIMIT_NOFILE, &l)
+}
+
+func freeSpace(dir string) (disk, memory int64, err error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, 0, err
+	}
+	memory, _, err = memoryInfo()
+	return int64(s.Bavail) * s.Bsize, memory, err
+}
+
+// memoryInfo reads what is available and what the machine has.
+func memoryInfo() (available, total int64, err error) {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) < 2 {
+			continue
+		}
+		kib, _ := strconv.ParseInt(f[1], 10, 64)
+		switch f[0] {
+		case "MemTotal:":
+			total = kib << 10
+		case "MemAvailable:":
+			return kib << 10, total, nil // it comes after MemTotal
+		}
+	}
+	return 0, total, errors.New("/proc/meminfo has no MemAvailable")
+}

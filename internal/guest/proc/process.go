@@ -135,19 +135,19 @@ func (p *Process) gone(phase string) error {
 
 // KillAll kills the process, its group and what else is left of its session.
 func (p *Process) KillAll() error {
-	// The session's other groups first: once the leader is reaped its number may
-	// name something else.
+	// Looked up before, killed after the leader, which must not see its children die and
+	// go on. While the lock is held the leader is not reaped, so its number stays its own.
 	members := sessionMembers(p.Pid)
 	p.table.reaper.mu.Lock()
 	_, alive := p.table.reaper.exited[p.Pid]
 	if alive {
+		syscall.Kill(-p.Pid, syscall.SIGKILL)
+		syscall.Kill(p.Pid, syscall.SIGKILL)
 		for _, m := range members {
 			if m.pid != p.Pid && sessionOf(m.pid) == p.Pid {
 				syscall.Kill(m.pid, syscall.SIGKILL)
 			}
 		}
-		syscall.Kill(-p.Pid, syscall.SIGKILL)
-		syscall.Kill(p.Pid, syscall.SIGKILL)
 	}
 	p.table.reaper.mu.Unlock()
 	if !alive {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 )
 
 // Nodes returns all registered edges.
@@ -20,6 +21,9 @@ func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
 
 // Node returns one edge.
 func (c *Client) Node(ctx context.Context, id string) (*Node, error) {
+	if err := element(id, false, errs.NodeNotFound); err != nil {
+		return nil, err
+	}
 	var n Node
 	if err := c.call(ctx, http.MethodGet, "/v1/nodes/"+id, nil, nil, &n); err != nil {
 		return nil, fmt.Errorf("get node %s: %w", id, err)
@@ -47,6 +51,9 @@ func (c *Client) Tokens(ctx context.Context) ([]Token, error) {
 
 // DeleteToken revokes a token.
 func (c *Client) DeleteToken(ctx context.Context, id string) error {
+	if err := element(id, false, errs.TokenNotFound); err != nil {
+		return err
+	}
 	if err := c.call(ctx, http.MethodDelete, "/v1/tokens/"+id, nil, nil, nil); err != nil {
 		return fmt.Errorf("delete token %s: %w", id, err)
 	}

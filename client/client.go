@@ -87,7 +87,7 @@ func New(o Options) (*Client, error) {
 		c.ownHTTP = true
 		c.http = &http.Client{Transport: &http.Transport{
 			DialContext:         c.dial,
-			Proxy:               http.ProxyFromEnvironment,
+			Proxy:               nil, // the data plane could not take the same way
 			MaxIdleConnsPerHost: 256, // a batch of parallel creates keeps its connections
 			IdleConnTimeout:     90 * time.Second,
 			DisableCompression:  true,

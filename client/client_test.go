@@ -198,6 +198,37 @@ func TestErrorsKeepTheirClass(t *testing.T) {
 	}
 }
 
+func TestNamesCannotLeaveTheirPath(t *testing.T) {
+	t.Parallel()
+	_, c := connect(t)
+	ctx := t.Context()
+	for _, name := range []string{"", "..", "../nodes", "a/../b", "/"} {
+		if _, err := c.Get(ctx, name); !errors.Is(err, errs.SandboxNotFound) {
+			t.Errorf("get %q: %v", name, err)
+		}
+		if err := c.Delete(ctx, name); !errors.Is(err, errs.SandboxNotFound) {
+			t.Errorf("delete %q: %v", name, err)
+		}
+		if _, err := c.Image(ctx, name); !errors.Is(err, errs.ImageNotFound) {
+			t.Errorf("image %q: %v", name, err)
+		}
+		if err := c.DeleteToken(ctx, name); !errors.Is(err, errs.TokenNotFound) {
+			t.Errorf("token %q: %v", name, err)
+		}
+		if _, err := c.Node(ctx, name); !errors.Is(err, errs.NodeNotFound) {
+			t.Errorf("node %q: %v", name, err)
+		}
+	}
+	for _, name := range []string{"a/b:1", "a?b", "50%", "sha256:00"} {
+		if _, err := c.Import(ctx, name, strings.NewReader(string(make([]byte, 1024))), client.ImportOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if img, err := c.Image(ctx, name); err != nil || img.Name != name {
+			t.Errorf("image %q: %+v, %v", name, img, err)
+		}
+	}
+}
+
 func TestForeignAnswersAreNamed(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]errs.Code{404: errs.UnknownMethod, 502: errs.ServerUnreachable, 401: errs.BadToken, 500: errs.InternalError, 413: errs.BodyTooLarge} {

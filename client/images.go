@@ -141,6 +141,9 @@ func (c *Client) Images(ctx context.Context) ([]Image, error) {
 
 // Image returns one image, by name or digest.
 func (c *Client) Image(ctx context.Context, name string) (*Image, error) {
+	if err := element(name, true, errs.ImageNotFound); err != nil {
+		return nil, err
+	}
 	var img Image
 	if err := c.call(ctx, http.MethodGet, "/v1/images/"+name, nil, nil, &img); err != nil {
 		return nil, fmt.Errorf("get image %s: %w", name, err)
@@ -150,6 +153,9 @@ func (c *Client) Image(ctx context.Context, name string) (*Image, error) {
 
 // DeleteImage removes an image's name, and its blobs when nothing else needs them.
 func (c *Client) DeleteImage(ctx context.Context, name string) error {
+	if err := element(name, true, errs.ImageNotFound); err != nil {
+		return err
+	}
 	if err := c.call(ctx, http.MethodDelete, "/v1/images/"+name, nil, nil, nil); err != nil {
 		return fmt.Errorf("delete image %s: %w", name, err)
 	}

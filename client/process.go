@@ -177,8 +177,18 @@ func (s *Sandbox) newProcess(ctx context.Context, o IO) *Process {
 		p.outR, p.outW = io.Pipe()
 		p.errR, p.errW = io.Pipe()
 		p.io.Stdout, p.io.Stderr = p.outW, p.errW
+		// Nobody may be reading when the process is given up.
+		context.AfterFunc(p.ctx, func() { p.closePipes(p.ctx.Err()) })
 	}
 	return p
+}
+
+// closePipes ends the readable ends; the first call decides how.
+func (p *Process) closePipes(err error) {
+	if p.outW != nil {
+		p.outW.CloseWithError(err) // nil reads as io.EOF
+		p.errW.CloseWithError(err)
+	}
 }
 
 // run starts the goroutines of a process whose stream is open.
@@ -188,6 +198,7 @@ func (p *Process) run(ctx context.Context, st *aether.Stream, owned bool) {
 		p.mu.Lock()
 		p.caller = context.Cause(ctx)
 		p.mu.Unlock()
+		p.closePipes(p.caller) // or the exit could wait behind output that nobody reads
 		if owned {
 			p.endNow()
 		}
@@ -198,12 +209,16 @@ func (p *Process) run(ctx context.Context, st *aether.Stream, owned bool) {
 		go func() {
 			w := p.Stdin()
 			// An error here is the process's end or a broken connection: Wait reports both.
-			if _, err := io.Copy(w, p.io.Stdin); err == nil {
+			buf := make([]byte, stdinBuffer)
+			if _, err := io.CopyBuffer(w, struct{ io.Reader }{p.io.Stdin}, buf); err == nil {
 				w.Close()
 			}
 		}()
 	}
 }
+
+// stdinBuffer is what is read at once of IO.Stdin: one frame.
+const stdinBuffer = 64 << 10
 
 // killGrace is how long a killed process may take to be reported as ended.
 const killGrace = 5 * time.Second

@@ -30,10 +30,7 @@ func (p *Process) pump(st *aether.Stream) {
 			p.err = errs.Wrap(errs.RequestCanceled, "process.wait", "the process was given up", p.caller)
 		}
 		p.mu.Unlock()
-		if p.outW != nil {
-			p.outW.CloseWithError(p.err) // nil reads as io.EOF
-			p.errW.CloseWithError(p.err)
-		}
+		p.closePipes(p.err)
 		close(p.done)
 		p.cancel()
 	}()
@@ -46,7 +43,7 @@ func (p *Process) pump(st *aether.Stream) {
 			p.exit = exitOf(&x)
 			return
 		}
-		if errors.Is(err, errWriter) {
+		if errors.Is(err, errWriter) && p.ctx.Err() == nil {
 			// Nobody can take the output any more: the process ends as from a broken pipe.
 			st.Cancel()
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), killGrace)

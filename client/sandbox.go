@@ -6,7 +6,9 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -120,6 +122,9 @@ func (c *Client) All(ctx context.Context, o ListOptions) iter.Seq2[v1.Sandbox, e
 
 // Get returns a sandbox with its usage.
 func (c *Client) Get(ctx context.Context, id string) (*v1.Sandbox, error) {
+	if err := element(id, false, errs.SandboxNotFound); err != nil {
+		return nil, err
+	}
 	var sb v1.Sandbox
 	if err := c.call(ctx, http.MethodGet, "/v1/sandboxes/"+id, nil, nil, &sb); err != nil {
 		return nil, fmt.Errorf("get sandbox %s: %w", id, err)
@@ -129,25 +134,48 @@ func (c *Client) Get(ctx context.Context, id string) (*v1.Sandbox, error) {
 
 // Delete removes a sandbox and returns when nothing of it is left.
 func (c *Client) Delete(ctx context.Context, id string) error {
+	if err := element(id, false, errs.SandboxNotFound); err != nil {
+		return err
+	}
 	if err := c.call(ctx, http.MethodDelete, "/v1/sandboxes/"+id, nil, nil, nil); err != nil {
 		return fmt.Errorf("delete sandbox %s: %w", id, err)
 	}
 	return nil
 }
 
+// maxDelete is how many ids one request may hold.
+const maxDelete = 10000
+
 // DeleteMany removes what req selects and yields each outcome as it comes. An error
 // without an id is the request's own.
 func (c *Client) DeleteMany(ctx context.Context, req v1.DeleteRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		for r, err := range stream[v1.DeleteResult](ctx, c, http.MethodPost, "/v1/sandboxes/delete", nil, req) {
-			if err == nil {
-				err = r.Error.Err()
-			}
-			if !yield(r.ID, err) {
-				return
+		parts := [][]string{req.IDs}
+		if len(req.IDs) > maxDelete {
+			parts = slices.Collect(slices.Chunk(req.IDs, maxDelete))
+		}
+		for _, ids := range parts {
+			req.IDs = ids
+			for r, err := range stream[v1.DeleteResult](ctx, c, http.MethodPost, "/v1/sandboxes/delete", nil, req) {
+				if err == nil {
+					err = r.Error.Err()
+				}
+				if !yield(r.ID, err) || err != nil && r.ID == "" {
+					return
+				}
 			}
 		}
 	}
+}
+
+// element checks a name that becomes part of a path, so that it cannot name another one.
+func element(name string, slashes bool, unknown errs.Code) error {
+	for part := range strings.SplitSeq(name, "/") {
+		if part == "" || part == "." || part == ".." || !slashes && len(part) < len(name) {
+			return errs.New(unknown, "client.request", fmt.Sprintf("%q names nothing", name))
+		}
+	}
+	return nil
 }
 
 func addLabels(q url.Values, labels map[string]string) {

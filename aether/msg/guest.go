@@ -414,7 +414,8 @@ func (m *Exit) merge(b []byte) error {
 	return r.err
 }
 
-// ExecRequest: process.exec (unary): runs to the end and returns the output.
+// ExecRequest: process.exec (unary): runs to the end and returns the output. A caller that goes away
+// or whose deadline passes takes the command with it.
 type ExecRequest struct {
 	Start     *StartRequest
 	Stdin     []byte
@@ -1275,7 +1276,8 @@ func (m *EntryInfo) merge(b []byte) error {
 	return r.err
 }
 
-// PathRequest: file.stat, file.remove, file.read and file.get name a path; user resolves ~ and relative paths.
+// PathRequest: file.stat (EntryInfo; missing_ok: an empty one) and file.remove (TreeResult: what went)
+// name a path; user resolves ~ and relative paths.
 type PathRequest struct {
 	Path      string
 	User      string
@@ -2052,7 +2054,8 @@ func (m *FileEvent) merge(b []byte) error {
 	return r.err
 }
 
-// DialRequest: port.dial (stream of DATA both ways).
+// DialRequest: port.dial (stream of DATA both ways). The server sends one Empty message once it is
+// connected and one when the service has ended its side; the client's FIN ends ours.
 type DialRequest struct {
 	Port     uint32
 	Host     string

@@ -215,10 +215,12 @@ type EdgeCreate struct {
 }
 
 // EdgeEvent is one line of an edge's watch stream. Reset says that what the edge
-// said before no longer counts: Sandboxes then holds all it has.
+// said before no longer counts: Sandboxes then holds all it has. What does not fit one
+// line goes on in the next ones, as long as More says so; Seq is reached with the last.
 type EdgeEvent struct {
 	Seq       uint64    `json:"seq"`
 	Reset     bool      `json:"reset,omitempty"`
+	More      bool      `json:"more,omitempty"`
 	Sandboxes []Sandbox `json:"sandboxes,omitempty"`
 	Removed   []string  `json:"removed,omitempty"`
 	Node      *Node     `json:"node,omitempty"` // present when load or capacity changed

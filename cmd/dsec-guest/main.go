@@ -40,7 +40,7 @@ const (
 )
 
 func run() error {
-	debug.SetGCPercent(50)
+	debug.SetGCPercent(25) // of the 4 MiB at which the first collection would be
 	if os.Getpid() == 1 {
 		if err := boot.ProtectSelf(); err != nil {
 			return err

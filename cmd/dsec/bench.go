@@ -87,6 +87,9 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 		f.StringVar(&b.line, "command", "true", "command line to run")
 	case "files":
 		f.StringVar(&b.dir, "dir", "/tmp", "directory inside the sandbox")
+	case "stream":
+		cmd.Long = "Stream measures the stdout of 'head -c SIZE /dev/zero'; every byte is counted. The image's\n" +
+			"head counts too: GNU's writes large pieces, busybox's small ones and is the limit itself."
 	case "memory":
 		f.DurationVar(&b.settle, "settle", 3*time.Second, "wait before memory is read")
 	}

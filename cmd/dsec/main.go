@@ -7,6 +7,9 @@ import (
 	"syscall"
 )
 
+// patience is how many signals are taken before one ends the process at once.
+const patience = 3
+
 func main() {
 	// A broken pipe is an error of the write, not the end of the process: what run made
 	// has to be removed.
@@ -17,8 +20,12 @@ func main() {
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	a.signals = newSignals(cancel)
 	go func() {
-		for s := range sigs {
-			a.signals.deliver(s.(syscall.Signal))
+		for n := 1; ; n++ {
+			s := (<-sigs).(syscall.Signal)
+			if n > patience {
+				os.Exit(128 + int(s)) // the clean-up is stuck, and the user knows
+			}
+			a.signals.deliver(s)
 		}
 	}()
 	code := a.main(ctx, os.Args[1:])

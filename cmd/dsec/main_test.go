@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -164,6 +165,26 @@ func TestRunRemovesAfterSignal(t *testing.T) {
 	a.signals.deliver(syscall.SIGTERM)
 	if code := <-done; code != 143 {
 		t.Errorf("exit code %d, want 143", code)
+	}
+	if left := c.s.Sandboxes(); len(left) != 0 {
+		t.Errorf("run left %v", left)
+	}
+}
+
+// A create whose answer nobody waits for makes a sandbox all the same.
+func TestRunRemovesAfterSignalDuringCreate(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var once sync.Once
+	c.s.Before("POST /v1/sandboxes", func() {
+		once.Do(func() {
+			cancel(signalError{syscall.SIGINT})
+			time.Sleep(20 * time.Millisecond) // the client leaves before the sandbox is there
+		})
+	})
+	if r := c.with(ctx, "", "run", "busybox", "--", "true"); r.code != 130 {
+		t.Errorf("%+v", r)
 	}
 	if left := c.s.Sandboxes(); len(left) != 0 {
 		t.Errorf("run left %v", left)

@@ -18,15 +18,15 @@ type progress struct {
 	bar   *mpb.Bar
 	name  string
 	bytes bool
-	total int64
 	phase string
 	ended bool
 }
 
-// progress starts showing work of total (0: unknown) bytes or pieces.
+// progress starts showing work of total (0: unknown) bytes or pieces. Pieces whose
+// results are printed on the terminal need no bar.
 func (a *app) progress(name string, total int64, bytes bool) *progress {
-	p := &progress{out: a.stderr, name: name, bytes: bytes, total: total}
-	if isTerminal(a.stderr) {
+	p := &progress{out: a.stderr, name: name, bytes: bytes}
+	if isTerminal(a.stderr) && (bytes || !isTerminal(a.stdout)) {
 		p.pool = mpb.New(mpb.WithOutput(a.stderr), mpb.WithWidth(40))
 		p.start(name, total)
 	}

@@ -19,10 +19,13 @@ type guest struct {
 	mu       sync.Mutex
 	procs    []*process
 	sessions map[string]*msg.SessionInfo
+	methods  map[string]aether.Handler
 }
 
 func newGuest(root string) *guest {
-	return &guest{root: root, sessions: map[string]*msg.SessionInfo{}}
+	g := &guest{root: root, sessions: map[string]*msg.SessionInfo{}}
+	g.methods = g.handlers()
+	return g
 }
 
 // close ends what runs, as the end of a sandbox does.
@@ -34,7 +37,7 @@ func (g *guest) close() {
 	}
 }
 
-func (g *guest) methods() map[string]aether.Handler {
+func (g *guest) handlers() map[string]aether.Handler {
 	return map[string]aether.Handler{
 		"process.exec":   aether.Unary(g.exec),
 		"process.start":  g.start,

@@ -26,8 +26,8 @@ func (s *Server) importImage(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			line(w, v1.ImageProgress{Error: v1.ProblemOf(errs.New(errs.ImageCorrupt, "image.read", "the archive is damaged").Because(err))})
 			// net/http cannot end a full-duplex request whose body was not read.
-			_, err := io.Copy(io.Discard, r.Body)
-			return err
+			io.Copy(io.Discard, r.Body)
+			return nil
 		}
 		img.Files++
 		img.Bytes += h.Size

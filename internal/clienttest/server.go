@@ -47,6 +47,7 @@ type Server struct {
 	changed chan struct{} // closed at each event
 	conns   map[net.Conn]bool
 	fail    map[string][]error
+	hooks   map[string]func()
 	dials   int
 }
 
@@ -81,7 +82,7 @@ func start(dir string) *Server {
 		dir: dir, boxes: map[string]*box{}, gone: map[string]bool{}, keys: map[string]string{},
 		images:  map[string]v1.Image{"busybox": {Name: "busybox", Digest: "sha256:" + strings.Repeat("ab", 32), CreatedAt: time.Now(), Files: 12, Bytes: 2 << 20}},
 		tokens:  map[string]v1.Token{},
-		changed: make(chan struct{}), conns: map[net.Conn]bool{}, fail: map[string][]error{},
+		changed: make(chan struct{}), conns: map[net.Conn]bool{}, fail: map[string][]error{}, hooks: map[string]func(){},
 	}
 	s.aether = aether.NewServer(aether.ServerConfig{Fallback: s.operation, Node: Node})
 	mux := http.NewServeMux()
@@ -137,6 +138,13 @@ func (s *Server) Fail(what string, times int, err error) {
 	}
 }
 
+// Before calls f when a request of a pattern comes, before it is served.
+func (s *Server) Before(pattern string, f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hooks[pattern] = f
+}
+
 func (s *Server) failure(what string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,6 +174,12 @@ func (s *Server) Root(id string) string { return filepath.Join(s.dir, id) }
 func (s *Server) wrap(pattern string, h func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Request-Id", "req-1")
+		s.mu.Lock()
+		hook := s.hooks[pattern]
+		s.mu.Unlock()
+		if hook != nil {
+			hook()
+		}
 		err := s.failure(pattern)
 		if err == nil && pattern != "GET /v1/health" && r.Header.Get("Authorization") != "Bearer "+Token {
 			err = errs.New(errs.BadToken, "auth", "the token is not known")
@@ -217,7 +231,10 @@ func (s *Server) make(spec v1.Spec, key string) (v1.Sandbox, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if id, ok := s.keys[key]; ok && key != "" {
-		return s.boxes[id].info, nil
+		if b, ok := s.boxes[id]; ok {
+			return b.info, nil
+		}
+		return v1.Sandbox{}, errs.New(errs.SandboxGone, "sandbox.create", "the key's sandbox was removed")
 	}
 	if _, ok := s.images[spec.Image]; !ok && spec.Backend != v1.BackendHollow {
 		return v1.Sandbox{}, errs.New(errs.ImageNotFound, "image.resolve", fmt.Sprintf("there is no image %q", spec.Image))
@@ -423,7 +440,7 @@ func (s *Server) operation(ctx context.Context, st *aether.Stream) (aether.Messa
 	if err != nil {
 		return nil, err
 	}
-	h, ok := b.guest.methods()[st.Method()]
+	h, ok := b.guest.methods[st.Method()]
 	if !ok {
 		return nil, errs.New(errs.UnknownMethod, "guest", "the fake has no "+st.Method())
 	}

@@ -160,7 +160,8 @@ func (e *Edge) serveAudit(ctx context.Context, _ *aether.Stream, _ *msg.Empty) (
 }
 
 const (
-	watchBatch = 128 // sandboxes in one event, to stay far below a frame
+	watchBatch = 128       // sandboxes in one event
+	watchBytes = 512 << 10 // of one event, to stay below a frame
 	loadEvery  = time.Second
 )
 
@@ -170,12 +171,23 @@ func (e *Edge) serveWatch(ctx context.Context, s *aether.Stream) (aether.Message
 	if err := s.Parse(&req); err != nil {
 		return nil, err
 	}
-	send := func(ev v1.EdgeEvent) error {
+	var send func(ev v1.EdgeEvent) error
+	send = func(ev v1.EdgeEvent) error {
 		d, err := document(ev)
 		if err != nil {
 			return err
 		}
-		return s.SendMessage(ctx, d)
+		if len(d.Json) <= watchBytes || len(ev.Sandboxes) < 2 {
+			return s.SendMessage(ctx, d)
+		}
+		half := len(ev.Sandboxes) / 2
+		rest := ev
+		rest.Reset, rest.Node, rest.Sandboxes = false, nil, ev.Sandboxes[half:]
+		ev.More, ev.Removed, ev.Sandboxes = true, nil, ev.Sandboxes[:half]
+		if err := send(ev); err != nil {
+			return err
+		}
+		return send(rest)
 	}
 	seq := req.From
 	tick := time.NewTicker(loadEvery)
@@ -233,6 +245,7 @@ func (e *Edge) sendAll(send func(v1.EdgeEvent) error) (uint64, error) {
 	for i, s := range all {
 		ev.Sandboxes = append(ev.Sandboxes, s.snapshot())
 		if len(ev.Sandboxes) == watchBatch && i < len(all)-1 {
+			ev.More = true
 			if err := send(ev); err != nil {
 				return 0, err
 			}

@@ -63,7 +63,7 @@ func Mount(ctx context.Context, l LayerFiles) (int, error) {
 func mountError(fs int, l LayerFiles, err error) error {
 	code := errs.InternalError
 	switch {
-	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EBADMSG):
+	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EBADMSG), errors.Is(err, unix.ENOENT):
 		code = errs.ImageCorrupt
 	case errors.Is(err, unix.ENOTBLK):
 		code = errs.NotSupported // no file-backed mounts before 6.12

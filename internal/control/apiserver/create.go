@@ -141,10 +141,8 @@ func fingerprint(spec *v1.Spec) string {
 
 // createNow places a valid spec and has the edge make it.
 func (s *Server) createNow(ctx context.Context, spec v1.Spec, key string) (*v1.Sandbox, error) {
-	select {
-	case <-s.stopping:
+	if s.drain.Err() != nil {
 		return nil, errs.New(errs.ShuttingDown, "sandbox.create", "the server is stopping")
-	default:
 	}
 	ask := v1.EdgeCreate{IdempotencyKey: key, Spec: spec}
 	need := placement.Need{

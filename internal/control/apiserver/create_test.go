@@ -90,6 +90,9 @@ func TestIdempotencyKeySurvivesARestart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	first := w.create(hollow, withKey("k"))
+	for range 10 {
+		w.create(hollow)
+	}
 	w.shut()
 	w.serve(nil, &controltest.Config{})
 	// At once: before the edge's watch has told everything.
@@ -97,8 +100,11 @@ func TestIdempotencyKeySurvivesARestart(t *testing.T) {
 		t.Errorf("another sandbox after the restart: %s, not %s", again.ID, first.ID)
 	}
 	w.problem("idempotency_key_reused", "POST", "/v1/sandboxes", `{"backend":"hollow","pids":100}`, withKey("k"))
-	if n := w.edge.Creates(); n != 1 {
+	if n := w.edge.Creates(); n != 11 {
 		t.Errorf("%d creates", n)
+	}
+	if l := want[v1.SandboxList](w, 200, "GET", "/v1/sandboxes", nil); len(l.Items) != 11 {
+		t.Errorf("%d sandboxes known after the restart", len(l.Items))
 	}
 }
 
@@ -142,10 +148,10 @@ func TestClientThatVanishesMidCreateLeavesNothing(t *testing.T) {
 	}
 }
 
-// The client leaves when the sandbox has just been made, before it is told of it.
+// The edge finishes a create whose client has left: its answer finds nobody.
 func TestSandboxMadeForAClientThatLeftIsRemoved(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newWorld(t, func(_ *control.Config, ec *controltest.Config) { ec.Stubborn = true })
 	reached, release := make(chan struct{}), make(chan struct{})
 	w.edge.OnCreate(func(context.Context, *v1.EdgeCreate) error { close(reached); <-release; return nil })
 	ctx, cancel := context.WithCancel(t.Context())
@@ -161,9 +167,19 @@ func TestSandboxMadeForAClientThatLeftIsRemoved(t *testing.T) {
 	<-reached
 	cancel()
 	<-done
+	eventually(t, "the create was given up", func() bool {
+		_, _, raw := w.do("GET", "/metrics", nil)
+		return strings.Contains(raw, `dsec_creates_total{reason="request_canceled",result="error"} 1`)
+	})
 	close(release)
+	eventually(t, "what was made is removed", func() bool {
+		_, _, raw := w.do("GET", "/metrics", nil)
+		return strings.Contains(raw, `dsec_reaps_total{result="ok"} 1`)
+	})
 	w.edge.WantEmpty(t)
-	eventually(t, "nothing is listed", func() bool { return len(want[v1.SandboxList](w, 200, "GET", "/v1/sandboxes", nil).Items) == 0 })
+	if l := want[v1.SandboxList](w, 200, "GET", "/v1/sandboxes", nil); len(l.Items) != 0 {
+		t.Errorf("listed: %+v", l.Items)
+	}
 }
 
 func TestOneOfSeveralWaitersMayLeave(t *testing.T) {
@@ -396,8 +412,13 @@ func TestEdgeThatDiesMidCreate(t *testing.T) {
 		return ctx.Err()
 	})
 	go func() { <-reached; w.edge.Stop() }()
-	p := w.problem("connection_lost", "POST", "/v1/sandboxes", hollow)
-	if !p.Retryable || !p.Infra || p.Sandbox == "" || p.Node != "fakeaa" {
+	// Either the edge still says that it is stopping, or the connection is gone.
+	_, _, raw := w.do("POST", "/v1/sandboxes", hollow)
+	var p v1.Problem
+	if err := json.Unmarshal([]byte(raw), &p); err != nil {
+		t.Fatal(raw)
+	}
+	if p.Class != "unavailable" || !p.Retryable || !p.Infra || p.Sandbox == "" || p.Node != "fakeaa" {
 		t.Errorf("%+v", p)
 	}
 	w.edge.OnCreate(nil)

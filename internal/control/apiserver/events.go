@@ -50,6 +50,7 @@ func (s *Server) events(ctx context.Context, req *request, hr *http.Request, in 
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	defer context.AfterFunc(s.drain, func() { cancel(errs.New(errs.ShuttingDown, "events", "the server is stopping")) })()
 	defer s.sessions.add(req.principal, cancel)()
 	out := s.newEventWriter(req, hr)
 	defer out.lines.end()
@@ -74,26 +75,12 @@ func (s *Server) events(ctx context.Context, req *request, hr *http.Request, in 
 	}
 }
 
-// awaitEvent waits for a revision above rev.
+// awaitEvent waits for a revision above rev. Its error is why the stream has to end.
 func (s *Server) awaitEvent(ctx context.Context, out *eventWriter, rev uint64) error {
 	for {
 		wctx, cancel := context.WithTimeout(ctx, eventKeepAlive)
-		stop := make(chan struct{})
-		go func() {
-			select {
-			case <-s.stopping:
-				cancel()
-			case <-stop:
-			}
-		}()
 		err := s.cfg.Registry.Wait(wctx, rev)
-		close(stop)
 		cancel()
-		select {
-		case <-s.stopping:
-			return errs.New(errs.ShuttingDown, "events", "the server is stopping")
-		default:
-		}
 		switch {
 		case err == nil:
 			return nil

@@ -3,6 +3,7 @@ package apiserver_test
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -76,6 +77,10 @@ func (w *world) serve(opts []option, ec *controltest.Config) {
 	}
 	w.ctl, w.base = ctl, "http://"+ctl.Addr().String()
 	tr := &http.Transport{MaxIdleConnsPerHost: 64}
+	if cfg.TLS != nil {
+		w.base = "https://" + ctl.Addr().String()
+		tr.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // the test of TLS itself checks the name
+	}
 	if w.docs == nil {
 		w.docs = &documented{t: w.t}
 	}
@@ -215,6 +220,8 @@ func (w *world) token(rights ...v1.Right) string {
 	w.t.Helper()
 	return want[v1.Token](w, 201, http.MethodPost, "/v1/tokens", v1.TokenRequest{Name: fmt.Sprint(rights), Rights: rights}).Secret
 }
+
+func roomy(c *control.Config, ec *controltest.Config) { ec.Capacity.Slots = 1 << 40 }
 
 var hollow = map[string]any{"backend": "hollow"}
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"dsec/aether/msg"
@@ -61,7 +62,12 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 	}
 	body := &countingReader{r: hr.Body}
 	ask := &msg.ImageImportRequest{Name: in.Name, Format: in.Format, Size: uint64(max(0, hr.ContentLength))}
-	interrupt := func() { _ = out.rc.SetReadDeadline(time.Unix(1, 0)) }
+	interrupt := func() {
+		// After the end of the body nothing reads but net/http itself, to see the client go.
+		if !body.ended.Load() {
+			_ = out.rc.SetReadDeadline(time.Unix(1, 0))
+		}
+	}
 	image, err := s.cfg.Edges.Import(ctx, node, ask, body, interrupt, func(p *msg.ImageProgress) error {
 		return out.write(v1.ImageProgress{Phase: p.Phase, Done: int64(p.Done), Total: int64(p.Total), Entries: int64(p.Entries)})
 	})
@@ -80,7 +86,7 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 	if werr := s.importFailed(req, out, err); werr != nil {
 		return werr
 	}
-	if !body.ended {
+	if !body.ended.Load() {
 		_ = out.rc.SetReadDeadline(time.Now().Add(drainTime))
 		_, _ = io.Copy(io.Discard, io.LimitReader(hr.Body, drainBytes))
 	}
@@ -117,13 +123,15 @@ func (s *Server) importNode() (v1.Node, error) {
 // countingReader remembers whether the end was reached.
 type countingReader struct {
 	r     io.Reader
-	ended bool
+	ended atomic.Bool
 }
 
 // Read implements io.Reader.
 func (c *countingReader) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
-	c.ended = c.ended || err == io.EOF
+	if err == io.EOF {
+		c.ended.Store(true)
+	}
 	return n, err
 }
 
@@ -163,7 +171,7 @@ func (s *Server) deleteImage(ctx context.Context, _ *request, in *imageInput) (*
 		if _, has := l.Images[img.Digest]; !has {
 			continue
 		}
-		if err := s.cfg.Edges.DeleteImage(ctx, l.Node, img.Digest); err != nil && !errors.Is(err, errs.ImageNotFound) {
+		if err := s.cfg.Edges.DeleteImage(ctx, *l.Node, img.Digest); err != nil && !errors.Is(err, errs.ImageNotFound) {
 			return nil, err
 		}
 		s.cfg.Registry.SetImage(l.Node.ID, img.Digest, false)

@@ -48,6 +48,7 @@ func (r *reaper) reap(nodeID, id string) {
 }
 
 func (r *reaper) remove(ctx context.Context, nodeID, id string) error {
+	asked := false
 	for wait := reapRetry; ; wait = min(2*wait, reapRetryMax) {
 		node, err := r.s.cfg.Registry.Node(nodeID)
 		if err != nil {
@@ -55,6 +56,8 @@ func (r *reaper) remove(ctx context.Context, nodeID, id string) error {
 		}
 		err = r.s.cfg.Edges.Delete(ctx, node, id)
 		switch {
+		case errors.Is(err, errs.NotFound) && !asked:
+			asked = true // the create itself may still be on its way there: ask once more
 		case err == nil, errors.Is(err, errs.NotFound), errors.Is(err, errs.Gone), errors.Is(err, errs.Lost):
 			r.s.cfg.Registry.Remove(id)
 			return nil

@@ -19,7 +19,7 @@ import (
 
 // dialAether upgrades a connection with a token. extra is sent along with the request, as
 // an eager client may.
-func dialAether(t *testing.T, w *world, token string) *aether.Conn {
+func dialAether(t testing.TB, w *world, token string) *aether.Conn {
 	t.Helper()
 	c, err := tryAether(t, w, token)
 	if err != nil {
@@ -29,7 +29,7 @@ func dialAether(t *testing.T, w *world, token string) *aether.Conn {
 	return c
 }
 
-func tryAether(t *testing.T, w *world, token string) (*aether.Conn, error) {
+func tryAether(t testing.TB, w *world, token string) (*aether.Conn, error) {
 	t.Helper()
 	conn, err := net.Dial("tcp", w.ctl.Addr().String())
 	if err != nil {

@@ -65,8 +65,8 @@ type Server struct {
 
 	ctx      context.Context // of everything that outlives a request
 	cancel   context.CancelFunc
-	stopping chan struct{} // closed when a shutdown begins: followers of events end
-	stopOnce sync.Once
+	drain    context.Context // ends when a shutdown begins: nothing new is made, followers of events end
+	stop     context.CancelFunc
 	sessions sessions
 	wg       sync.WaitGroup
 }
@@ -88,8 +88,9 @@ func New(cfg Config) *Server {
 	if cfg.KeyTTL == 0 {
 		cfg.KeyTTL = 5 * time.Minute
 	}
-	s := &Server{cfg: cfg, stopping: make(chan struct{}), random: &lockedSource{src: cfg.Random}}
+	s := &Server{cfg: cfg, random: &lockedSource{src: cfg.Random}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.drain, s.stop = context.WithCancel(context.Background())
 	s.placer = placement.New(cfg.Registry, s.newSandboxID, s.random)
 	s.catalog = newCatalog(cfg.Images)
 	s.flights = newFlights(cfg.Now, cfg.KeyTTL)
@@ -153,7 +154,7 @@ func (s *Server) Serve(l net.Listener) error {
 // Close drains: no new requests, followers of events end, Aether clients are told to go,
 // and what runs may finish until ctx ends. Then everything is cut off.
 func (s *Server) Close(ctx context.Context) error {
-	s.stopOnce.Do(func() { close(s.stopping) })
+	s.stop()
 	var wg sync.WaitGroup
 	var herr error
 	wg.Go(func() { herr = s.http.Shutdown(ctx) })

@@ -30,6 +30,7 @@ type Config struct {
 	Backends []v1.Backend // container and hollow
 	Capacity v1.Resources // 10000 slots
 	Images   []v1.Image   // present at the start
+	Stubborn bool         // creates are finished even if they were canceled meanwhile
 }
 
 // Edge is a fake edge.
@@ -48,7 +49,7 @@ type Edge struct {
 	onCreate  func(context.Context, *v1.EdgeCreate) error
 	onImport  func(context.Context, *aether.Stream, *msg.ImageImportRequest) (v1.Image, error)
 	sandboxes map[string]*v1.Sandbox
-	deleting  map[string]bool
+	creating  map[string]chan struct{} // closed when the create is over
 	removed   map[string]bool
 	images    map[string]v1.Image
 	seq       uint64
@@ -71,7 +72,7 @@ func Start(tb testing.TB, cfg Config) *Edge {
 		cfg.Capacity.Slots = 10000
 	}
 	e := &Edge{
-		cfg: cfg, tb: tb, sandboxes: map[string]*v1.Sandbox{}, deleting: map[string]bool{}, removed: map[string]bool{},
+		cfg: cfg, tb: tb, sandboxes: map[string]*v1.Sandbox{}, creating: map[string]chan struct{}{}, removed: map[string]bool{},
 		images: map[string]v1.Image{}, changed: make(chan struct{}),
 	}
 	for _, img := range cfg.Images {

@@ -35,7 +35,15 @@ func (e *Edge) create(ctx context.Context, s *aether.Stream, doc *msg.Document) 
 	e.creates++
 	e.requests = append(e.requests, s.RequestID())
 	hook := e.onCreate
+	over := make(chan struct{})
+	e.creating[req.ID] = over
 	e.mu.Unlock()
+	defer func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.creating, req.ID)
+		close(over)
+	}()
 	if hook != nil {
 		if err := hook(ctx, &req); err != nil {
 			return nil, err
@@ -47,7 +55,7 @@ func (e *Edge) create(ctx context.Context, s *aether.Stream, doc *msg.Document) 
 		return nil, errs.New(errs.NodeFull, "edge.admit", "all slots are taken").With("resource", "slots").
 			With("capacity", fmt.Sprint(e.cfg.Capacity.Slots)).With("used", fmt.Sprint(n)).After(2 * time.Second)
 	}
-	if ctx.Err() != nil { // as a real edge: undone
+	if ctx.Err() != nil && !e.cfg.Stubborn { // as a real edge: undone
 		return nil, ctx.Err()
 	}
 	started := time.Now().UTC()
@@ -77,6 +85,11 @@ func (e *Edge) get(_ context.Context, _ *aether.Stream, req *msg.SandboxRequest)
 
 func (e *Edge) delete(_ context.Context, _ *aether.Stream, req *msg.SandboxRequest) (*msg.Empty, error) {
 	e.mu.Lock()
+	if over := e.creating[req.Id]; over != nil { // one operation at a time for an id
+		e.mu.Unlock()
+		<-over
+		e.mu.Lock()
+	}
 	defer e.mu.Unlock()
 	if e.sandboxes[req.Id] == nil {
 		return nil, e.missing(req.Id)
@@ -102,7 +115,7 @@ func (e *Edge) watch(ctx context.Context, s *aether.Stream) (aether.Message, err
 	}
 	e.mu.Unlock()
 	if first != nil {
-		if err := send(ctx, s, first); err != nil {
+		if err := sendParts(ctx, s, *first); err != nil {
 			return nil, err
 		}
 	}
@@ -122,6 +135,20 @@ func (e *Edge) watch(ctx context.Context, s *aether.Stream) (aether.Message, err
 		case <-changed:
 		}
 	}
+}
+
+// sendParts sends a Reset three sandboxes at a time, as a real edge does with more.
+func sendParts(ctx context.Context, s *aether.Stream, ev v1.EdgeEvent) error {
+	const part = 3
+	for len(ev.Sandboxes) > part {
+		head := ev
+		head.Sandboxes, head.More = ev.Sandboxes[:part], true
+		if err := send(ctx, s, &head); err != nil {
+			return err
+		}
+		ev.Reset, ev.Node, ev.Sandboxes = false, nil, ev.Sandboxes[part:]
+	}
+	return send(ctx, s, &ev)
 }
 
 func send(ctx context.Context, s *aether.Stream, ev *v1.EdgeEvent) error {

@@ -162,13 +162,13 @@ func unreachable(node v1.Node, message string, cause error) error {
 	return e
 }
 
-// dialAddress connects to "unix:/path", "tcp://host:port" or "host:port".
+// dialAddress connects to "unix:/path", "tcp:host:port" or "host:port".
 func dialAddress(ctx context.Context, address string, conf *tls.Config) (net.Conn, error) {
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", "/"+strings.TrimLeft(path, "/"))
 	}
-	address = strings.TrimPrefix(address, "tcp://")
+	address = strings.TrimPrefix(strings.TrimPrefix(address, "tcp:"), "//")
 	if conf != nil {
 		d := tls.Dialer{Config: conf}
 		return d.DialContext(ctx, "tcp", address)

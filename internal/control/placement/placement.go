@@ -121,12 +121,12 @@ func (p *Placer) reserve(need Need, tried map[string]bool) (v1.Node, string, err
 		}
 		return 0 // the shuffle has already decided
 	})
-	id := p.newID(best.node)
+	id := p.newID(*best.node)
 	if p.inFlight[best.node.ID] == nil {
 		p.inFlight[best.node.ID] = map[string]v1.Resources{}
 	}
 	p.inFlight[best.node.ID][id] = need.Resources
-	return best.node, id, nil
+	return *best.node, id, nil
 }
 
 func cmp(a, b float64) int {
@@ -150,7 +150,7 @@ func (p *Placer) release(node, id string) {
 
 // candidate is a node that fits, with its fill after the sandbox is on it.
 type candidate struct {
-	node v1.Node
+	node *v1.Node
 	fill float64
 }
 
@@ -261,7 +261,7 @@ func shortOf(capacity, used, need v1.Resources) *errs.Error {
 
 // fill is the fraction used of the scarcest resource, with need on it. What the edge
 // reports counts if it is more than what we know of.
-func fill(n v1.Node, used, need v1.Resources) float64 {
+func fill(n *v1.Node, used, need v1.Resources) float64 {
 	return max(
 		frac(max(used.Slots, n.Allocated.Slots)+need.Slots, n.Capacity.Slots),
 		frac(max(used.CPUMillis, n.Allocated.CPUMillis)+need.CPUMillis, n.Capacity.CPUMillis),

@@ -45,7 +45,7 @@ func (f *fakeNodes) add(node, id string, r v1.Resources) {
 }
 
 func node(name string, slots int64) watcher.NodeLoad {
-	return watcher.NodeLoad{Node: v1.Node{
+	return watcher.NodeLoad{Node: &v1.Node{
 		ID: name, Epoch: 1, Ready: true, Backends: []v1.Backend{v1.BackendContainer},
 		Capacity: v1.Resources{Slots: slots, MemoryBytes: 1000 * slots, CPUMillis: 1000 * slots},
 	}}

@@ -164,7 +164,10 @@ func (w *Watcher) follow(ctx context.Context, node v1.Node) {
 				return ctx.Err() // a later epoch has taken over
 			}
 			w.reg.applyEdge(node, ev)
-			last, wait = ev.Seq, retryMin
+			wait = retryMin
+			if !ev.More { // a part is not gone on from
+				last = ev.Seq
+			}
 			return nil
 		})
 		w.reg.streamClosed(node)

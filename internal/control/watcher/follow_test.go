@@ -99,6 +99,12 @@ func TestFollowingEdges(t *testing.T) {
 	if n, _ := reg.Node(testNode); !n.Ready {
 		t.Error("a node that answers again is not ready before its next event")
 	}
+	second.events <- v1.EdgeEvent{Seq: 9, More: true} // breaks off: sequence 9 was not reached
+	second.fail <- errors.New("broken")
+	second = <-edges.opened
+	if second.from != 7 {
+		t.Errorf("after half an event the watch begins at %d, want 7", second.from)
+	}
 	second.events <- v1.EdgeEvent{Seq: 8, Sandboxes: []v1.Sandbox{box(2, 1, v1.StateRunning, nil)}}
 	wantState(t, reg, 2, v1.StateRunning)
 

@@ -11,17 +11,22 @@ import (
 
 // NodeLoad is an edge as placement sees it.
 type NodeLoad struct {
-	Node   v1.Node
+	Node   *v1.Node            // shared, do not change
 	Used   v1.Resources        // by the sandboxes that the registry knows, creates of this moment included
 	Images map[string]struct{} // digests present; shared, do not change
 }
 
 // view returns n's document with its present readiness.
-func (r *Registry) view(n *nodeState) v1.Node {
+func (r *Registry) view(n *nodeState) v1.Node { return *n.shown }
+
+// show renews n.shown; it is called after every change of n.
+func (n *nodeState) show() {
 	doc := n.node
-	doc.Ready = n.declared && n.connected
-	return doc
+	doc.Ready = n.ready()
+	n.shown = &doc
 }
+
+func (n *nodeState) ready() bool { return n.declared && n.connected }
 
 // Nodes returns all registered edges, ordered by id.
 func (r *Registry) Nodes() []v1.Node {
@@ -52,7 +57,7 @@ func (r *Registry) Loads() []NodeLoad {
 	defer r.mu.RUnlock()
 	out := make([]NodeLoad, 0, len(r.nodes))
 	for _, n := range r.nodes {
-		out = append(out, NodeLoad{Node: r.view(n), Used: n.used, Images: n.images})
+		out = append(out, NodeLoad{Node: n.shown, Used: n.used, Images: n.images})
 	}
 	return out
 }
@@ -117,11 +122,14 @@ func (r *Registry) nodeUp(doc v1.Node) bool {
 		load := n.node // keep the load, which the watch tells better
 		n.node = doc
 		n.node.Allocated, n.node.Sandboxes, n.node.CreatesOK, n.node.CreatesFail = load.Allocated, load.Sandboxes, load.CreatesOK, load.CreatesFail
-		if n.declared == doc.Ready && !fresh {
+		same := n.declared == doc.Ready && !fresh
+		n.declared = doc.Ready
+		n.show()
+		if same {
 			return false
 		}
-		n.declared = doc.Ready
 	}
+	n.show()
 	r.emitNode(n)
 	return fresh
 }
@@ -139,8 +147,7 @@ func (r *Registry) recount(n *nodeState) {
 }
 
 func (r *Registry) emitNode(n *nodeState) {
-	doc := r.view(n)
-	r.emit(v1.Event{Type: v1.EventNode, Node: &doc})
+	r.emit(v1.Event{Type: v1.EventNode, Node: n.shown})
 }
 
 // nodeLost forgets an edge; its sandboxes become lost.
@@ -152,6 +159,7 @@ func (r *Registry) nodeLost(doc v1.Node) {
 		return
 	}
 	n.connected = false
+	n.show()
 	r.loseOf(n.node, "node "+doc.ID+" is gone")
 	r.emitNode(n)
 	delete(r.nodes, doc.ID)
@@ -197,9 +205,11 @@ func (r *Registry) streamOpened(doc v1.Node, resumed bool) {
 		return
 	}
 	n.stream++
+	n.reset = nil
 	if resumed {
 		n.connected = true
-		if r.view(n).Ready {
+		n.show()
+		if n.ready() {
 			r.emitNode(n)
 		}
 	}
@@ -212,8 +222,9 @@ func (r *Registry) streamClosed(doc v1.Node) {
 	if n == nil || n.node.Epoch != doc.Epoch {
 		return
 	}
-	was := r.view(n).Ready
+	was := n.ready()
 	n.connected, n.synced = false, true
+	n.show()
 	if was {
 		r.emitNode(n)
 	}
@@ -228,28 +239,23 @@ func (r *Registry) applyEdge(doc v1.Node, ev v1.EdgeEvent) {
 	if n == nil || n.node.Epoch != doc.Epoch {
 		return
 	}
-	told := make(map[string]struct{}, len(ev.Sandboxes))
+	if ev.Reset {
+		n.reset = make(map[string]struct{}, len(ev.Sandboxes))
+	}
 	for _, sb := range ev.Sandboxes {
 		sb.Node = doc.ID
-		told[sb.ID] = struct{}{}
+		if n.reset != nil {
+			n.reset[sb.ID] = struct{}{}
+		}
 		r.put(sb, 0)
 	}
-	if ev.Reset {
-		for id, e := range r.sandboxes {
-			if _, ok := told[id]; ok || !ownedBy(id, &n.node) {
-				continue
-			}
-			// What was answered after this watch began may be younger than the Reset; its own
-			// event follows.
-			if e.stream < n.stream {
-				r.drop(id, true)
-			}
-		}
+	if n.reset != nil && !ev.More {
+		r.endReset(n)
 	}
 	for _, id := range ev.Removed {
 		r.drop(id, true)
 	}
-	was := r.view(n).Ready
+	was := n.ready()
 	if ev.Node != nil {
 		n.declared = ev.Node.Ready
 		load := *ev.Node
@@ -257,11 +263,20 @@ func (r *Registry) applyEdge(doc v1.Node, ev v1.EdgeEvent) {
 		n.node = load
 	}
 	n.connected = true
-	if ev.Reset {
-		n.synced = true
-	}
-	if r.view(n).Ready != was {
+	n.show()
+	if n.ready() != was {
 		r.emitNode(n)
 	}
 	r.poke()
+}
+
+// endReset drops what an edge did not tell in its Reset. What was answered after this
+// watch began may be younger than the Reset; its own event follows.
+func (r *Registry) endReset(n *nodeState) {
+	for id, e := range r.sandboxes {
+		if _, told := n.reset[id]; !told && e.stream < n.stream && ownedBy(id, &n.node) {
+			r.drop(id, true)
+		}
+	}
+	n.reset, n.synced = nil, true
 }

@@ -72,11 +72,13 @@ type entry struct {
 
 // nodeState is one edge.
 type nodeState struct {
-	node      v1.Node // as registered, with the load that the edge reports
-	declared  bool    // Ready as registered
-	connected bool    // its watch runs
-	synced    bool    // its watch has told everything once, or was found not to answer
-	stream    uint64  // counts watches, from 1
+	node      v1.Node             // as registered, with the load that the edge reports
+	shown     *v1.Node            // what others see of it; replaced, never changed
+	declared  bool                // Ready as registered
+	connected bool                // its watch runs
+	synced    bool                // its watch has told everything once, or was found not to answer
+	stream    uint64              // counts watches, from 1
+	reset     map[string]struct{} // ids told in a Reset that is not complete yet; nil: none is under way
 	used      v1.Resources
 	images    map[string]struct{}
 }

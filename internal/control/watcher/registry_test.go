@@ -160,6 +160,33 @@ func TestResetKeepsWhatWasAnsweredAfterItsWatchBegan(t *testing.T) {
 	}
 }
 
+func TestResetInParts(t *testing.T) {
+	t.Parallel()
+	f := newFixture(Config{})
+	for n := range uint64(4) {
+		f.tell(v1.EdgeEvent{Seq: 2 + n, Sandboxes: []v1.Sandbox{box(n, 1, v1.StateRunning, nil)}})
+	}
+	f.streamOpened(f.node, false)
+	f.tell(v1.EdgeEvent{Seq: 9, Reset: true, More: true, Sandboxes: []v1.Sandbox{box(0, 1, v1.StateRunning, nil)}})
+	if got := ids(f.List(Filter{})); got != "abcd" {
+		t.Fatalf("after the first part: %q", got)
+	}
+	f.tell(v1.EdgeEvent{Seq: 9, Sandboxes: []v1.Sandbox{box(2, 1, v1.StateRunning, nil), box(3, 2, v1.StateFailed, nil)}})
+	if got := ids(f.List(Filter{})); got != "acd" {
+		t.Errorf("after the last part: %q", got)
+	}
+
+	// A watch that breaks off within a Reset leaves nothing half done.
+	f.streamOpened(f.node, false)
+	f.tell(v1.EdgeEvent{Seq: 12, Reset: true, More: true})
+	f.streamClosed(f.node)
+	f.streamOpened(f.node, false)
+	f.tell(v1.EdgeEvent{Seq: 13, Sandboxes: []v1.Sandbox{box(5, 1, v1.StateRunning, nil)}})
+	if got := ids(f.List(Filter{})); got != "acdf" {
+		t.Errorf("after a broken Reset: %q", got)
+	}
+}
+
 func TestLocate(t *testing.T) {
 	t.Parallel()
 	f := newFixture(Config{RemovedKept: 2})

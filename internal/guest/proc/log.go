@@ -120,8 +120,8 @@ const (
 	fillFull                   // a reader needs time: wait for room
 )
 
-// fill reads once from fd, which does not block, into the log. force ignores readers'
-// needs: it is used to drain a pipe after an exit. most bounds the read (0: no bound).
+// fill reads once from fd, which does not block, into the log. force does not wait
+// for readers: it is used to drain a pipe after an exit. most bounds the read (0: no bound).
 func (l *Log) fill(k Kind, fd int, force bool, most int) (int, fillState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -226,14 +226,19 @@ func (l *Log) addChunk(s *stream, size int) *chunk {
 func (l *Log) wrote(s *stream, tail *chunk, n int) {
 	tail.n += n
 	s.end += int64(n)
-	l.lastWrite.Store(l.now().UnixNano())
+	now := l.now().UnixNano()
+	l.lastWrite.Store(now)
 	for r := range l.readers {
+		if r.waits { // it had everything: its time starts now
+			r.waits, r.moved = false, now
+		}
 		r.wake()
 	}
 }
 
-// makeRoom spills or drops old chunks until size more bytes fit in memory. Without
-// force it does not drop what a moving reader still needs; then it returns false.
+// makeRoom spills or drops old chunks until size more bytes fit in memory. It does not
+// drop what a moving reader still needs: then it returns false, or with force lets the
+// log grow beyond its limit.
 func (l *Log) makeRoom(size int, force bool) bool {
 	for {
 		s, k := &l.streams[Stdout], Stdout
@@ -261,7 +266,10 @@ func (l *Log) makeRoom(size int, force bool) bool {
 		}
 		// The oldest kept goes: it may be on the disk.
 		old := s.chunks[0]
-		if !force && l.needed(k, old) {
+		if l.needed(k, old) {
+			if force {
+				return true
+			}
 			l.blocked = true
 			return false
 		}
@@ -342,10 +350,28 @@ func (l *Log) end() {
 	defer l.mu.Unlock()
 	l.ended = true
 	l.free = nil
+	for i := range l.streams {
+		l.streams[i].shrink()
+	}
 	for r := range l.readers {
 		r.wake()
 	}
 	l.unblock()
+}
+
+// shrink gives back what the last chunk has too much. A reader may hold the old buffer.
+func (s *stream) shrink() {
+	if len(s.chunks) == 0 {
+		return
+	}
+	c := s.chunks[len(s.chunks)-1]
+	if c.slot >= 0 || c.n > len(c.buf)/2 {
+		return
+	}
+	buf := make([]byte, c.n)
+	copy(buf, c.buf)
+	s.mem -= len(c.buf) - len(buf)
+	c.buf = buf
 }
 
 // trim gives back buffers that are only kept for speed.

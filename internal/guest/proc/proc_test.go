@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -500,5 +501,63 @@ func BenchmarkStream(b *testing.B) {
 		if n != size {
 			b.Fatal(n)
 		}
+	}
+}
+
+// Whatever ends gives back its goroutines and descriptors. Not parallel: it counts those
+// of the whole program.
+func TestNothingIsLeft(t *testing.T) {
+	tab := newTable(t)
+	wait(t, start(t, tab, sh("true"))) // what is made once is there now
+	count := func() (goroutines, fds int) {
+		d, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return runtime.NumGoroutine(), len(d)
+	}
+	settled := func(goroutines, fds int) bool {
+		for range 400 {
+			if g, f := count(); g <= goroutines && f <= fds {
+				return true
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		return false
+	}
+	time.Sleep(50 * time.Millisecond)
+	g0, f0 := count()
+	for i := range 30 {
+		spec := sh("echo x; cat; exit 1")
+		switch i % 5 {
+		case 0:
+			spec.PTY = &Size{Cols: 1, Rows: 1}
+		case 1:
+			spec.Stdin = true
+		case 2:
+			spec.Timeout, spec.IdleTimeout = time.Hour, time.Hour
+		case 3:
+			spec.Cmd = "/no/such/command"
+		case 4:
+			spec.OutputLimit, spec.SpillLimit = 1, 1<<20
+			spec.Args[1] = "head -c 200000 /dev/zero"
+		}
+		p := start(t, tab, spec)
+		r := p.Log.Read(From{})
+		if i%5 < 2 {
+			p.KillAll()
+		}
+		for err := error(nil); err == nil; { // a reader that does not read would hold up the process
+			_, err = r.Next(t.Context())
+		}
+		r.Close()
+		wait(t, p)
+		p.Release()
+		p.Log.Discard() // or the spill file stays until the process is forgotten
+	}
+	if !settled(g0, f0) {
+		g, f := count()
+		buf := make([]byte, 1<<16)
+		t.Fatalf("%d goroutines and %d descriptors, before %d and %d\n%s", g, f, g0, f0, buf[:runtime.Stack(buf, true)])
 	}
 }

@@ -69,6 +69,7 @@ func (p *Process) finish(ws syscall.WaitStatus, ru syscall.Rusage) {
 	e.StdoutBytes, e.StderrBytes = p.Log.Sizes()
 	p.mu.Lock()
 	p.exit, p.over = e, true
+	p.sources = nil
 	for _, t := range p.timers {
 		t.Stop()
 	}
@@ -134,19 +135,19 @@ func (p *Process) gone(phase string) error {
 
 // KillAll kills the process, its group and what else is left of its session.
 func (p *Process) KillAll() error {
-	// The session's other groups first: once the leader is reaped its number may
-	// name something else.
+	// Looked up before, killed after the leader, which must not see its children die and
+	// go on. While the lock is held the leader is not reaped, so its number stays its own.
 	members := sessionMembers(p.Pid)
 	p.table.reaper.mu.Lock()
 	_, alive := p.table.reaper.exited[p.Pid]
 	if alive {
+		syscall.Kill(-p.Pid, syscall.SIGKILL)
+		syscall.Kill(p.Pid, syscall.SIGKILL)
 		for _, m := range members {
 			if m.pid != p.Pid && sessionOf(m.pid) == p.Pid {
 				syscall.Kill(m.pid, syscall.SIGKILL)
 			}
 		}
-		syscall.Kill(-p.Pid, syscall.SIGKILL)
-		syscall.Kill(p.Pid, syscall.SIGKILL)
 	}
 	p.table.reaper.mu.Unlock()
 	if !alive {
@@ -202,7 +203,13 @@ func (p *Process) Resize(size Size) error {
 	if p.pty == nil {
 		return errs.New(errs.BadRequest, "guest.resize", "process "+strconv.Itoa(p.Pid)+" has no terminal")
 	}
-	src := p.sources[0]
+	p.mu.Lock()
+	sources := p.sources
+	p.mu.Unlock()
+	if sources == nil {
+		return p.gone("guest.resize")
+	}
+	src := sources[0]
 	src.mu.Lock()
 	defer src.mu.Unlock()
 	if src.closed {
@@ -217,7 +224,10 @@ func (p *Process) Release() { p.Log.release() }
 
 // Drain moves what the process has written so far into its log.
 func (p *Process) Drain() {
-	for _, s := range p.sources {
+	p.mu.Lock()
+	sources := p.sources
+	p.mu.Unlock()
+	for _, s := range sources {
 		s.drain(p.Spec.PTY != nil)
 	}
 }

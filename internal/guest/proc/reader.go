@@ -23,7 +23,8 @@ type Reader struct {
 	follow bool
 	signal chan struct{}
 	pinned *chunk
-	moved  int64  // when Next was last called
+	moved  int64  // when it last took something, or got something to take
+	waits  bool   // it has taken everything
 	turn   Kind   // the kind to look at first
 	buf    []byte // for spilled bytes
 }
@@ -103,7 +104,7 @@ func (r *Reader) take() (Piece, bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r.unpin()
-	r.moved = l.now().UnixNano()
+	r.moved, r.waits = l.now().UnixNano(), false
 	for range kinds {
 		k := r.turn
 		r.turn = (r.turn + 1) % kinds
@@ -131,6 +132,7 @@ func (r *Reader) take() (Piece, bool, error) {
 	if l.ended || l.discard || !r.follow {
 		return Piece{}, false, io.EOF
 	}
+	r.waits = true
 	return Piece{}, false, nil
 }
 

@@ -138,7 +138,11 @@ type source struct {
 	mu     sync.Mutex // held over every read
 	fd     int
 	closed bool
+	wide   bool // the pipe was made wider
 }
+
+// widePipe is the size of a pipe with much traffic.
+const widePipe = 256 << 10
 
 func newSource(l *Log, k Kind, fd int) *source {
 	return &source{log: l, kind: k, fd: fd, file: os.NewFile(uintptr(fd), "output")}
@@ -176,7 +180,14 @@ func (s *source) read(force bool, most int) (int, fillState) {
 	if s.closed {
 		return 0, fillEOF
 	}
-	return s.log.fill(s.kind, s.fd, force, most)
+	n, state := s.log.fill(s.kind, s.fd, force, most)
+	if n == maxChunk && !s.wide {
+		// It flows: a wider pipe halves the switches between the process and us.
+		// Where the kernel's limit for the user is reached it stays as it is.
+		s.wide = true
+		unix.FcntlInt(uintptr(s.fd), unix.F_SETPIPE_SZ, widePipe)
+	}
+	return n, state
 }
 
 // drain reads what is in the pipe now, and no more: descendants may go on writing.

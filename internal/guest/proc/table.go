@@ -13,7 +13,7 @@ import (
 // Bounds of what is kept of ended processes.
 const (
 	keepEnded      = 64
-	keepEndedBytes = 8 << 20
+	keepEndedBytes = 2 << 20
 )
 
 // Config is what every process of a sandbox has in common.

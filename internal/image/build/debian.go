@@ -21,6 +21,7 @@ var dpkgLean = []string{
 	"path-exclude=/usr/share/info/*",
 	"path-exclude=/usr/share/locale/*",
 	"path-include=/usr/share/locale/locale.alias",
+	"path-exclude=/usr/bin/*-lto-dump-*", // 30 MiB, for those who debug gcc itself
 }
 
 // debian installs a minimal Debian with the recipe's packages from the archives

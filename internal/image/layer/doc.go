@@ -12,11 +12,11 @@
 // and encodes the metadata, whiteout.go applies one image layer over another.
 //
 // The package has its own encoder because the EROFS library in go.mod (v0.3.1)
-// cannot express two things images need: several names for one inode (it has no
-// link operation and copies hard-linked files), and an inlined small file beside
-// a data device (every one-byte file costs a block); it also writes the device
-// table's place wrongly (unit of 16 instead of 128 bytes). Its reader serves as
-// a second opinion in the tests.
+// cannot express what images need: it has no operation for a second name of an
+// inode, so hard links become copies; with a data file every one-byte file costs
+// a block, since nothing is inlined; and holes are written out. It also points
+// the device table at the superblock itself. Its reader serves as a second opinion
+// in the tests.
 //
 // It must not know where trees come from (package source) nor where blobs are
 // kept (package store).

@@ -115,16 +115,16 @@ func (r *dirReader) entry(ctx context.Context, dir int, name, path string) error
 	return r.b.Special(path, typ, unix.Major(st.Rdev), unix.Minor(st.Rdev), a)
 }
 
+// file reads the regular file fd, which it closes.
 func (r *dirReader) file(ctx context.Context, fd int, path string, st *unix.Stat_t) error {
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
+	defer unix.Close(fd)
 	a, err := r.attr(path, st, fd, "")
 	if err != nil {
 		return err
 	}
-	var content io.Reader = f
+	var content io.Reader = &fdReader{fd: fd}
 	if st.Blocks*512 < st.Size {
-		content = &holes{f: f, size: st.Size}
+		content = &holes{fdReader: fdReader{fd: fd}, size: st.Size}
 	}
 	return r.b.File(ctx, path, a, st.Size, content)
 }
@@ -159,26 +159,39 @@ func (r *dirReader) attr(path string, st *unix.Stat_t, fd int, link string) (lay
 	return a, nil
 }
 
+// fdReader reads a regular file by its bare descriptor: an os.File costs two
+// system calls more for each of 10^5 files.
+type fdReader struct {
+	fd  int
+	pos int64
+}
+
+func (r *fdReader) Read(p []byte) (int, error) {
+	for {
+		n, err := unix.Pread(r.fd, p, r.pos)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return 0, err
+		case n == 0 && len(p) > 0:
+			return 0, io.EOF
+		}
+		r.pos += int64(n)
+		return n, nil
+	}
+}
+
 // holes reads a sparse file, telling where its holes are.
 type holes struct {
-	f        *os.File
-	pos      int64
+	fdReader
 	size     int64
 	nextData int64 // first data at or after pos, valid if above pos
 }
 
-func (h *holes) Read(p []byte) (int, error) {
-	n, err := h.f.ReadAt(p[:min(int64(len(p)), max(0, h.size-h.pos))], h.pos)
-	h.pos += int64(n)
-	if n > 0 {
-		err = nil
-	}
-	return n, err
-}
-
 func (h *holes) Hole() (int64, error) {
 	if h.nextData <= h.pos {
-		off, err := unix.Seek(int(h.f.Fd()), h.pos, unix.SEEK_DATA)
+		off, err := unix.Seek(h.fd, h.pos, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) { // no more data
 			off, err = h.size, nil
 		}

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
@@ -24,9 +25,10 @@ const (
 
 // Server is an embedded, single-member etcd.
 type Server struct {
-	etcd   *embed.Etcd
-	socket string
-	tmp    string // directory of the socket where dir's path is too long for one
+	etcd    *embed.Etcd
+	socket  string
+	tmp     string // directory of the socket where dir's path is too long for one
+	closing atomic.Bool
 }
 
 // StartServer runs etcd on dir and returns once it serves. Clients reach it over a
@@ -68,7 +70,7 @@ func (s *Server) start(ctx context.Context, dir string, log *slog.Logger) error 
 	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, compactEvery
 	// A single member elects itself: short ticks only make its start quick.
 	cfg.TickMs, cfg.ElectionMs = 20, 200
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(newSlogCore(log)))
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(newSlogCore(log, &s.closing)))
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
 		return err
@@ -96,6 +98,7 @@ func (s *Server) Failed() <-chan error { return s.etcd.Err() }
 
 // Close stops the server; what was written stays.
 func (s *Server) Close() {
+	s.closing.Store(true)
 	if s.etcd != nil {
 		s.etcd.Close()
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -54,7 +55,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cli, err := clientv3.New(clientv3.Config{
 		Endpoints: cfg.Endpoints, TLS: cfg.TLS, DialTimeout: cfg.Timeout,
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
-		Logger: zap.New(newSlogCore(cfg.Log)),
+		Logger: zap.New(newSlogCore(cfg.Log, new(atomic.Bool))),
 	})
 	if err != nil {
 		return nil, unavailable("store.open", "connect", err)

@@ -3,29 +3,36 @@ package etcd
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 
 	"go.uber.org/zap/zapcore"
 )
 
 // slogCore carries etcd's zap log into slog. etcd is talkative: its information and
-// warnings are debug to us, its errors warnings.
-type slogCore struct{ log *slog.Logger }
+// warnings are debug to us, its errors warnings. While it is being closed it calls its own
+// listeners' end an error: closing makes all of it debug.
+type slogCore struct {
+	log     *slog.Logger
+	closing *atomic.Bool
+}
 
-func newSlogCore(log *slog.Logger) zapcore.Core { return slogCore{log.With("part", "etcd")} }
+func newSlogCore(log *slog.Logger, closing *atomic.Bool) zapcore.Core {
+	return slogCore{log.With("part", "etcd"), closing}
+}
 
-func levelOf(l zapcore.Level) slog.Level {
-	if l >= zapcore.ErrorLevel {
+func (c slogCore) levelOf(l zapcore.Level) slog.Level {
+	if l >= zapcore.ErrorLevel && !c.closing.Load() {
 		return slog.LevelWarn
 	}
 	return slog.LevelDebug
 }
 
 func (c slogCore) Enabled(l zapcore.Level) bool {
-	return c.log.Enabled(context.Background(), levelOf(l))
+	return c.log.Enabled(context.Background(), c.levelOf(l))
 }
 
 func (c slogCore) With(fields []zapcore.Field) zapcore.Core {
-	return slogCore{c.log.With(attrs(fields)...)}
+	return slogCore{c.log.With(attrs(fields)...), c.closing}
 }
 
 func (c slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
@@ -36,7 +43,7 @@ func (c slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.Chec
 }
 
 func (c slogCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
-	c.log.Log(context.Background(), levelOf(e.Level), e.Message, attrs(fields)...)
+	c.log.Log(context.Background(), c.levelOf(e.Level), e.Message, attrs(fields)...)
 	return nil
 }
 

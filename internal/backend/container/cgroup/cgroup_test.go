@@ -1,0 +1,143 @@
+package cgroup
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fakeV2 is a directory that looks like a cgroup v2 root: this machine may not have its controllers.
+func fakeV2(t *testing.T, controllers string) (root, self string) {
+	t.Helper()
+	root = t.TempDir()
+	for name, content := range map[string]string{"cgroup.controllers": controllers, "cgroup.subtree_control": "", "self": "0::/somewhere\n"} {
+		if err := os.WriteFile(filepath.Join(root, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root, filepath.Join(root, "self")
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestV2Files(t *testing.T) {
+	t.Parallel()
+	root, self := fakeV2(t, "cpuset cpu io memory pids\n")
+	// A real group's files exist; here they are made beforehand.
+	dir := filepath.Join(root, "dsec", "box")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{
+		"memory.max": "", "cpu.max": "", "pids.max": "", "cgroup.procs": "12\n34\n", "pids.current": "2\n", "memory.current": "4096\n",
+		"memory.peak": "8192\n", "cpu.stat": "usage_usec 1500000\nuser_usec 1\n", "memory.events": "low 0\noom 1\noom_kill 3\n",
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h, err := Detect(root, self, "dsec")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !h.V2() {
+		t.Error("not taken for v2")
+	}
+	for _, f := range []string{"cgroup.subtree_control", "dsec/cgroup.subtree_control"} {
+		if got := read(t, filepath.Join(root, f)); got != "+cpu +memory +pids" {
+			t.Errorf("%s: %q", f, got)
+		}
+	}
+	if err := h.Create("box", Limits{CPUMillis: 1500, MemoryBytes: 1 << 20, PIDs: 7}); err != nil {
+		t.Fatal(err)
+	}
+	for f, want := range map[string]string{"memory.max": "1048576", "cpu.max": "150000 100000", "pids.max": "7"} {
+		if got := read(t, filepath.Join(dir, f)); got != want {
+			t.Errorf("%s: %q, want %q", f, got, want)
+		}
+	}
+	u, err := h.Usage("box")
+	want := Usage{CPU: 1500 * time.Millisecond, MemoryBytes: 4096, PeakMemoryBytes: 8192, PIDs: 2, OOMKills: 3}
+	if err != nil || u != want {
+		t.Errorf("usage %+v, %v; want %+v", u, err, want)
+	}
+	if pids, err := h.PIDs("box"); err != nil || !slices.Equal(pids, []int{12, 34}) {
+		t.Errorf("pids %v, %v", pids, err)
+	}
+	if names, err := h.List(); err != nil || !slices.Equal(names, []string{"box"}) {
+		t.Errorf("list %v, %v", names, err)
+	}
+	e, err := h.Open("box")
+	if err != nil || e.CloneInto < 0 || len(e.JoinFDs) != 0 {
+		t.Errorf("entry %+v, %v", e, err)
+	}
+	e.Close()
+}
+
+func TestV2WithoutAControllerSaysWhich(t *testing.T) {
+	t.Parallel()
+	root, self := fakeV2(t, "cpu pids\n")
+	if _, err := Detect(root, self, "dsec"); err == nil || !strings.Contains(err.Error(), "memory") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// On the real kernel, whichever version it has. Needs root.
+func TestRealGroup(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "chosen.json")
+	h, err := Open(file, "/sys/fs/cgroup", "/proc/self/cgroup", "dsectest"+itoa(int64(os.Getpid()))+"-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := h.RemoveAll(); err != nil {
+			t.Error(err)
+		}
+	}()
+	// Another process, elsewhere in the tree, finds the same groups.
+	again, err := Open(file, "/sys/fs/cgroup", "/dev/null", "another")
+	if err != nil || again.dir("memory") != h.dir("memory") || again.dir("pids") != h.dir("pids") {
+		t.Errorf("%+v, %v", again, err)
+	}
+	for range 2 { // idempotent
+		if err := h.Create("box", Limits{CPUMillis: 500, MemoryBytes: 32 << 20, PIDs: 10}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(h.Paths("box")) == 0 {
+		t.Error("no directory")
+	}
+	if u, err := h.Usage("box"); err != nil || u.PIDs != 0 {
+		t.Errorf("usage of an empty group: %+v, %v", u, err)
+	}
+	if pids, err := h.PIDs("nobody"); err != nil || len(pids) != 0 {
+		t.Errorf("pids of a group that is not there: %v, %v", pids, err)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for range 2 {
+		if err := h.Remove("box", deadline); err != nil {
+			t.Error(err)
+		}
+	}
+	if names, err := h.List(); err != nil || len(names) != 0 {
+		t.Errorf("left: %v, %v", names, err)
+	}
+	if err := h.Create("odd", Limits{PIDs: -5}); err != nil { // no limit
+		t.Error(err)
+	}
+	if err := h.Remove("odd", deadline); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,158 @@
+package edge
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	v1 "dsec/api/v1"
+)
+
+func recordOf(id string, generation uint64) record {
+	return record{Sandbox: v1.Sandbox{ID: id, Generation: generation, State: v1.StateRunning}, Handle: []byte(`{"pid":7}`)}
+}
+
+// What is read back is what a map would hold, whatever was written, wherever the file was cut.
+func TestJournalSurvivesTornWrites(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	n := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		n++
+		path := filepath.Join(dir, fmt.Sprint(n))
+		j, recs, err := openJournal(path)
+		if err != nil || len(recs) != 0 {
+			rt.Fatalf("%v, %v", recs, err)
+		}
+		type step struct {
+			id      string
+			removed bool
+		}
+		var sizes []int64 // of the file after each step
+		var steps []step
+		for i := range rapid.IntRange(1, 30).Draw(rt, "steps") {
+			s := step{fmt.Sprintf("s%d", rapid.IntRange(0, 4).Draw(rt, "id")), rapid.Bool().Draw(rt, "removed")}
+			rec := recordOf(s.id, uint64(i))
+			if s.removed {
+				rec = record{Sandbox: v1.Sandbox{ID: s.id}, Removed: true}
+			}
+			if err := j.put(rec); err != nil {
+				rt.Fatal(err)
+			}
+			steps, sizes = append(steps, s), append(sizes, j.bytes)
+		}
+		if err := j.close(); err != nil {
+			rt.Fatal(err)
+		}
+		cut := rapid.Int64Range(0, sizes[len(sizes)-1]).Draw(rt, "cut")
+		if err := os.Truncate(path, cut); err != nil {
+			rt.Fatal(err)
+		}
+		want := map[string]uint64{}
+		for i, s := range steps {
+			if sizes[i] > cut {
+				break
+			}
+			if s.removed {
+				delete(want, s.id)
+			} else {
+				want[s.id] = uint64(i)
+			}
+		}
+		for range 2 { // reading it compacts it, which changes nothing
+			j, recs, err = openJournal(path)
+			if err != nil {
+				rt.Fatal(err)
+			}
+			j.close()
+			got := map[string]uint64{}
+			for _, r := range recs {
+				got[r.Sandbox.ID] = r.Sandbox.Generation
+			}
+			if fmt.Sprint(got) != fmt.Sprint(want) {
+				rt.Fatalf("cut at %d of %v: got %v, want %v", cut, sizes, got, want)
+			}
+		}
+	})
+}
+
+func TestJournalRefusesDamage(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "journal")
+	j, _, err := openJournal(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		if err := j.put(recordOf(fmt.Sprintf("s%d", i), 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j.close()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[20] ^= 1
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := openJournal(path); err == nil {
+		t.Error("a damaged line in the middle was passed over")
+	}
+}
+
+func TestJournalCompacts(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "journal")
+	j, _, err := openJournal(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := recordOf("s1", 1)
+	rec.Sandbox.Spec.Env = map[string]string{"BIG": string(make([]byte, 1<<16))}
+	for range 40 {
+		if err := j.put(rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st, err := os.Stat(path); err != nil || st.Size() > compactAt+1<<19 {
+		t.Errorf("%d bytes for one record, %v", st.Size(), err)
+	}
+	if err := j.put(recordOf("s2", 9)); err != nil {
+		t.Fatal(err)
+	}
+	j.close()
+	_, recs, err := openJournal(path)
+	if err != nil || len(recs) != 2 {
+		t.Errorf("%d records, %v", len(recs), err)
+	}
+}
+
+func FuzzJournal(f *testing.F) {
+	line, err := formatLine(recordOf("s1", 3))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(line)
+	f.Add([]byte("00000000 {}\n"))
+	f.Add([]byte(""))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		path := filepath.Join(t.TempDir(), "journal")
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j, recs, err := openJournal(path)
+		if err != nil {
+			return
+		}
+		j.close()
+		_, again, err := openJournal(path)
+		if err != nil || len(again) != len(recs) {
+			t.Fatalf("%d records, then %d, %v", len(recs), len(again), err)
+		}
+	})
+}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -170,8 +171,8 @@ func TestFileOperations(t *testing.T) {
 	if data, err := f.ReadFile(ctx, "/w/a/f"); err != nil || string(data) != "oXetwo" {
 		t.Errorf("read: %q, %v", data, err)
 	}
-	check("chmod", f.Chmod(ctx, "/w/a/f", 0o4711|fs.ModeSetuid, false))
-	check("chown", f.Chown(ctx, "/w", "12:34", true))
+	check("chown", f.Chown(ctx, "/w", "12:34", true)) // takes set-uid bits away, so it comes first
+	check("chmod", f.Chmod(ctx, "/w/a/f", 0o711|fs.ModeSetuid, false))
 	if e, err := f.Stat(ctx, "/w/a/f"); err != nil || e.Uid != 12 || e.Gid != 34 || e.Mode&0o7777 != 0o4711 || e.Size != 6 {
 		t.Errorf("stat: %+v, %v", e, err)
 	}
@@ -202,7 +203,9 @@ func TestWatchReportsChanges(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), bed.Patience)
 	defer cancel()
+	changed := make(chan struct{})
 	change := func() {
+		defer close(changed)
 		if res, err := sb.Run(ctx, "sh", "-c", "mkdir /w/new && echo x > /w/new/file && mv /w/new/file /w/moved && rm /w/moved"); err != nil || res.Code != 0 {
 			t.Errorf("change: %v, %+v", err, res)
 		}
@@ -217,6 +220,7 @@ func TestWatchReportsChanges(t *testing.T) {
 			break
 		}
 	}
+	<-changed
 	if err := ctx.Err(); err != nil {
 		t.Fatalf("%v; seen: %v", err, seen)
 	}
@@ -231,7 +235,7 @@ func TestDialReachesAServerInside(t *testing.T) {
 	if _, err := sb.Dial(t.Context(), "", 8000); !errors.Is(err, errs.PortClosed) {
 		t.Errorf("dial where nothing listens: %v", err)
 	}
-	if _, err := sb.StartDetached(t.Context(), client.Command("nc", "-lk", "-p", "8000", "-e", "cat")); err != nil {
+	if _, err := sb.StartDetached(t.Context(), client.Command("nc", "-ll", "-p", "8000", "-e", "cat")); err != nil {
 		t.Fatal(err)
 	}
 	bed.Eventually(t, "the server inside listens", func() error {
@@ -273,7 +277,7 @@ func TestBatchOverSandboxes(t *testing.T) {
 	r := batch.ReadFile(a, "/tmp/f")
 	x := batch.Exec(b, client.Command("sh", "-c", "cat /tmp/f; exit 2"))
 	bad := batch.Stat(b, "/tmp/f")
-	none := batch.Exec(c.Sandbox("s"+strings.Repeat("a", 21)), client.Command("true"))
+	none := batch.Exec(c.Sandbox(neverExisted(a.ID())), client.Command("true"))
 	if err := batch.Do(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -292,6 +296,15 @@ func TestBatchOverSandboxes(t *testing.T) {
 	if _, err := none.Get(); !errors.Is(err, errs.SandboxNotFound) {
 		t.Errorf("exec in no sandbox: %v", err)
 	}
+}
+
+// neverExisted is an id of the same node and epoch as id that no sandbox had.
+func neverExisted(id string) string {
+	last := "a"
+	if strings.HasSuffix(id, last) {
+		last = "b"
+	}
+	return id[:len(id)-1] + last
 }
 
 func TestDetachedProcessSurvivesItsClient(t *testing.T) {
@@ -339,7 +352,7 @@ func TestDetachedProcessSurvivesItsClient(t *testing.T) {
 			t.Errorf("attach from %d: %d bytes, want %d", offsets[i], got[i].Len(), want.Len()-int(offsets[i]))
 		}
 	}
-	if ps, err := sb.Processes(t.Context()); err != nil || len(ps) == 0 || ps[0].Pid != pid {
+	if ps, err := sb.Processes(t.Context()); err != nil || !slices.ContainsFunc(ps, func(p *client.ProcessInfo) bool { return p.Pid == pid && p.Tag == "bg" && !p.Running }) {
 		t.Errorf("processes: %v, %v", ps, err)
 	}
 }

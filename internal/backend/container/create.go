@@ -232,6 +232,7 @@ func (c *creation) clone(context.Context) error {
 	defer group.Close()
 
 	p := &spawn.Program{}
+	p.CloseExcept(append([]int{c.b.null, log, pair[1], listener, c.b.guest}, group.JoinFDs...)...)
 	p.AwaitByte(pair[1])
 	for _, fd := range group.JoinFDs {
 		p.Write("join cgroup", fd, []byte("0"))

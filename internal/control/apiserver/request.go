@@ -86,7 +86,7 @@ func (s *Server) handler() http.Handler {
 		hr = hr.WithContext(ctx)
 		rc := http.NewResponseController(w)
 		if hr.ContentLength != 0 && rc.EnableFullDuplex() == nil { // the body stays readable after an answer
-			req.body = &tracked{ReadCloser: hr.Body}
+			req.body = &tracked{Reader: hr.Body}
 			hr.Body = req.body
 		}
 		s.metrics.inFlight.Inc()

@@ -24,18 +24,22 @@ func drain(rc *http.ResponseController, body io.Reader) {
 
 // tracked is a body that remembers whether its end was reached.
 type tracked struct {
-	io.ReadCloser
+	io.Reader
 	ended atomic.Bool
 }
 
 // Read implements io.Reader.
 func (t *tracked) Read(p []byte) (int, error) {
-	n, err := t.ReadCloser.Read(p)
+	n, err := t.Reader.Read(p)
 	if err == io.EOF {
 		t.ended.Store(true)
 	}
 	return n, err
 }
+
+// Close does nothing: who has had enough closes a body, after which the rest of it could
+// not be read. net/http closes its own.
+func (t *tracked) Close() error { return nil }
 
 // upload hands a body on through a pipe, whose reader can be interrupted at any time.
 // With a deadline on the connection instead, the body could not be read any further,

@@ -245,7 +245,7 @@ func (c *creation) clone(context.Context) error {
 		p.Dup(from, to)
 	}
 	p.Dup(log, 1)
-	env := []string{"GOMAXPROCS=2", "GOTRACEBACK=single"}
+	env := []string{"GOMAXPROCS=1", "GOTRACEBACK=single"}
 	if err := p.Exec(c.b.guest, []string{"dsec-guest", "--container"}, env); err != nil {
 		return err
 	}

@@ -102,9 +102,9 @@ v/bin/pip install --no-index --no-build-isolation ./p && v/bin/python -c 'import
 printf '{"name":"mylib","version":"1.0.0","main":"i.js"}' >package.json && echo 'module.exports = 42' >i.js && npm pack --silent
 cd ../app && echo '{"name":"app","version":"1.0.0"}' >package.json && npm install --offline ../lib/mylib-1.0.0.tgz
 node -e 'if (require("mylib") !== 42) process.exit(1)'`,
-	"another user": `su nobody -s /bin/sh -c 'test "$(id -u)" = 65534 && ! touch /etc/x 2>/dev/null && ! cat /etc/shadow 2>/dev/null'`,
-	"setuid bits":  `tar cf t.tar -C / usr/bin/passwd && tar xpf t.tar && test "$(stat -c %a usr/bin/passwd)" = 4755 && test "$(stat -c %a /usr/bin/su)" = 4755`,
-	"a terminal":   `script -qec tty /dev/null | grep -q /dev/pts/`,
+	"another user":                      `su nobody -s /bin/sh -c 'test "$(id -u)" = 65534 && ! touch /etc/x 2>/dev/null && ! cat /etc/shadow 2>/dev/null'`,
+	"setuid bits":                       `tar cf t.tar -C / usr/bin/passwd && tar xpf t.tar && test "$(stat -c %a usr/bin/passwd)" = 4755 && test "$(stat -c %a /usr/bin/su)" = 4755`,
+	"a terminal":                        `script -qec tty /dev/null | grep -q /dev/pts/`,
 	"renaming a directory of the image": `mv /usr/share/doc /usr/share/papers && test -d /usr/share/papers && ! test -e /usr/share/doc && mv /usr/share/papers /usr/share/doc`,
 	"locks and fsync":                   `python3 -c 'import fcntl, os; f = open("l", "w"); fcntl.flock(f, fcntl.LOCK_EX); fcntl.lockf(f, fcntl.LOCK_EX); f.write("x"); f.flush(); os.fsync(f.fileno()); os.sync()'`,
 	"unix and tcp sockets": `python3 - <<'X'

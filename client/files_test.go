@@ -337,6 +337,45 @@ func TestDialPort(t *testing.T) {
 	}
 }
 
+func TestDialWhereNothingListensIsPortClosed(t *testing.T) {
+	t.Parallel()
+	_, sb := sandbox(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	l.Close()
+	if c, err := sb.Dial(t.Context(), "", port); !errors.Is(err, errs.PortClosed) {
+		t.Errorf("%v, %v", c, err)
+	}
+}
+
+// A service that closes first is seen to, though our own side is still open.
+func TestDialledConnEndsWithTheService(t *testing.T) {
+	t.Parallel()
+	_, sb := sandbox(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		if c, err := l.Accept(); err == nil {
+			io.WriteString(c, "bye")
+			c.Close()
+		}
+	}()
+	c, err := sb.Dial(t.Context(), "", l.Addr().(*net.TCPAddr).Port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if b, err := io.ReadAll(c); err != nil || string(b) != "bye" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
 func TestDialledConnIsANetConn(t *testing.T) {
 	t.Parallel()
 	_, sb := sandbox(t)

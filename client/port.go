@@ -34,7 +34,10 @@ func (s *Sandbox) dial(ctx context.Context, req *msg.DialRequest, what string) (
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
 	st, err := s.open(life, "port.dial", req)
-	if !stop() && err == nil {
+	if err == nil {
+		err = connected(life, st)
+	}
+	if !stop() && st != nil {
 		st.Cancel()
 		err = s.c.unreachable(ctx, ctx.Err())
 	}
@@ -46,6 +49,21 @@ func (s *Sandbox) dial(ctx context.Context, req *msg.DialRequest, what string) (
 	c.read.init(life)
 	c.write.init(life)
 	return c, nil
+}
+
+// connected waits for the first message, which says that something listens.
+func connected(ctx context.Context, st *aether.Stream) error {
+	f, err := st.Recv(ctx)
+	if isEOF(err) {
+		err = st.Result(nil)
+	}
+	if err == nil && !f.IsMessage {
+		err = errs.New(errs.ProtocolError, "port.dial", "the stream began without the word that the connection is made")
+	}
+	if err != nil {
+		st.Cancel()
+	}
+	return err
 }
 
 // Ports lists what listens inside the sandbox.
@@ -71,6 +89,7 @@ type portConn struct {
 	read, write deadline
 	readMu      sync.Mutex
 	rest        []byte
+	ended       bool // the other side has sent all it had
 	closeOnce   sync.Once
 }
 
@@ -85,18 +104,18 @@ func (c *portConn) Read(p []byte) (int, error) {
 		if c.life.Err() != nil {
 			return 0, c.fault("read", ctx, net.ErrClosed)
 		}
+		if c.ended {
+			return 0, io.EOF
+		}
 		f, err := c.st.Recv(ctx)
 		if isEOF(err) {
-			if err = c.st.Result(nil); err == nil {
-				return 0, io.EOF
-			}
+			err = c.st.Result(nil)
+			c.ended = err == nil
 		}
 		if err != nil {
 			return 0, c.fault("read", ctx, err)
 		}
-		if !f.IsMessage {
-			c.rest = f.Payload
-		}
+		c.rest, c.ended = f.Payload, c.ended || f.IsMessage // the one message after the first
 	}
 	n := copy(p, c.rest)
 	c.rest = c.rest[n:]

@@ -305,8 +305,12 @@ func (g *guest) dial(ctx context.Context, st *aether.Stream) (aether.Message, er
 		return nil, errs.New(errs.PortClosed, "port.dial", "nothing listens").Because(err)
 	}
 	defer c.Close()
-	ctx, cancel := context.WithCancel(ctx)
 	defer context.AfterFunc(ctx, func() { c.Close() })()
+	// A message tells that the connection is made, another one that the service has ended
+	// its side.
+	if err := st.SendMessage(ctx, &msg.Empty{}); err != nil {
+		return nil, err
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -322,7 +326,9 @@ func (g *guest) dial(ctx context.Context, st *aether.Stream) (aether.Message, er
 		}
 	}()
 	io.Copy(streamWriter{ctx, st}, c)
-	cancel()
+	if err := st.SendMessage(ctx, &msg.Empty{}); err != nil {
+		return nil, err
+	}
 	<-done
 	return &msg.Empty{}, nil
 }

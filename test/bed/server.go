@@ -1,0 +1,111 @@
+package bed
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// server is one run of 'dsec up'.
+type server struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed once err is set
+	err    error
+}
+
+// Up starts the server and returns once it answers.
+func (b *Bed) Up(ctx context.Context) error {
+	log, err := os.OpenFile(b.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	args := append([]string{"up", "--json", "--data", b.Data, "--listen", "unix:" + b.Sock}, b.flags...)
+	s := &server{cmd: exec.Command(b.Bin, args...), exited: make(chan struct{})}
+	s.cmd.Env, s.cmd.Stderr = b.env, log
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's Ctrl-C is for the test alone
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	s.cmd.Stdout = w
+	err = s.cmd.Start()
+	w.Close()
+	if err != nil {
+		return err
+	}
+	go func() {
+		s.err = s.cmd.Wait()
+		close(s.exited)
+	}()
+	b.server = s
+	stop := context.AfterFunc(ctx, func() { s.cmd.Process.Kill() })
+	defer stop()
+	line, err := bufio.NewReader(r).ReadBytes('\n')
+	if err != nil {
+		<-s.exited
+		return fmt.Errorf("the server ended (%v) before it answered:\n%s", s.err, b.Log())
+	}
+	var info struct{ PID int }
+	if err := json.Unmarshal(line, &info); err != nil || info.PID != s.cmd.Process.Pid {
+		return fmt.Errorf("the server says %q: %v", line, err)
+	}
+	return nil
+}
+
+// PID is the server's.
+func (b *Bed) PID() int { return b.server.cmd.Process.Pid }
+
+// Exited is closed when the server has ended.
+func (b *Bed) Exited() <-chan struct{} { return b.server.exited }
+
+// Kill ends the server with SIGKILL.
+func (b *Bed) Kill(t testing.TB) {
+	t.Helper()
+	if err := b.server.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-b.server.exited
+}
+
+// Log is the end of what the server logged.
+func (b *Bed) Log() string {
+	const most = 16 << 10
+	data, err := os.ReadFile(b.logPath())
+	if err != nil {
+		return err.Error()
+	}
+	return string(data[max(0, len(data)-most):])
+}
+
+func (b *Bed) logPath() string { return filepath.Join(b.Dir, "server.log") }
+
+// end runs 'dsec down' and audits.
+func (b *Bed) end() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
+	defer cancel()
+	var all []error
+	if r := b.Run(ctx, nil, "down", "--data", b.Data); r.Code != 0 {
+		all = append(all, fmt.Errorf("down: exit code %d: %s", r.Code, r.Stderr))
+	}
+	if b.server != nil {
+		select {
+		case <-b.server.exited:
+		case <-ctx.Done():
+			all = append(all, errors.New("the server did not end"), b.server.cmd.Process.Kill())
+		}
+	}
+	if left, err := b.Leftovers(); err != nil || len(left) > 0 {
+		all = append(all, fmt.Errorf("left behind: %s (%v)", strings.Join(left, ", "), err))
+	}
+	return errors.Join(all...)
+}

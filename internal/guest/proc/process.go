@@ -79,9 +79,9 @@ func (p *Process) finish(ws syscall.WaitStatus, ru syscall.Rusage) {
 	if stdin != nil && stdin != p.pty {
 		stdin.Close()
 	}
+	p.table.ended(p) // before anybody learns of the end: its tag is free from then on
 	p.Log.end()
 	close(p.done)
-	p.table.ended(p)
 }
 
 // arm starts the timers of the limits.

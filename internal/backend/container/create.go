@@ -248,7 +248,7 @@ func (c *creation) clone(context.Context) error {
 	// As many processors as the sandbox has: with one, as most have, a guest starts faster
 	// and is smaller. The runtime need not look for the group's limit itself, whose files it would keep open.
 	procs := min(max(1, (c.spec.Sandbox.CPUMillis+999)/1000), 4)
-	env := []string{"GOMAXPROCS=" + strconv.FormatInt(procs, 10), "GODEBUG=containermaxprocs=0", "GOTRACEBACK=single"}
+	env := []string{"GOMAXPROCS=" + strconv.FormatInt(procs, 10), "GODEBUG=containermaxprocs=0,asyncpreemptoff=1", "GOTRACEBACK=single"}
 	if err := p.Exec(c.b.guest, []string{"dsec-guest", "--container"}, env); err != nil {
 		return err
 	}

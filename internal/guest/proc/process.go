@@ -79,8 +79,9 @@ func (p *Process) finish(ws syscall.WaitStatus, ru syscall.Rusage) {
 	if stdin != nil && stdin != p.pty {
 		stdin.Close()
 	}
-	p.Log.end()
+	// The end first: who has read the log to its end asks at once how the process ended.
 	close(p.done)
+	p.Log.end()
 	p.table.ended(p)
 }
 

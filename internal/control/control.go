@@ -4,14 +4,17 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -173,7 +176,26 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	}
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, network, address)
+	if errors.Is(err, unix.EADDRINUSE) && network == "unix" && abandoned(ctx, address) {
+		if err = os.Remove(address); err == nil {
+			l, err = lc.Listen(ctx, network, address)
+		}
+	}
 	return l, errs.Wrap(errs.InternalError, "control.start", "listen on "+address, err)
+}
+
+// abandoned tells whether a socket was left by a server that was killed.
+func abandoned(ctx context.Context, path string) bool {
+	st, err := os.Lstat(path)
+	if err != nil || st.Mode().Type() != fs.ModeSocket {
+		return false
+	}
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", path)
+	if err == nil {
+		conn.Close()
+	}
+	return errors.Is(err, unix.ECONNREFUSED)
 }
 
 // run keeps one part running and notes if it fails.

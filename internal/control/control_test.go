@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -95,5 +96,29 @@ func TestStartFailsClearly(t *testing.T) {
 			c.Close(t.Context())
 			t.Errorf("%s: started", name)
 		}
+	}
+}
+
+// A server that was killed leaves its socket, which must not keep the next one from
+// starting; that of one that runs is its own.
+func TestASocketOfAKilledServerIsReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "api.sock")
+	old, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := control.Config{Listen: "unix:" + path, RootToken: rootToken, DataDir: t.TempDir()}
+	if c, err := control.Start(t.Context(), cfg); err == nil {
+		c.Close(t.Context())
+		t.Fatal("it took the socket of a server that runs")
+	}
+	old.(*net.UnixListener).SetUnlinkOnClose(false)
+	old.Close()
+	c, err := control.Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -35,6 +35,7 @@ type journal struct {
 	live  map[string][]byte // last line of each sandbox that is not removed
 	bytes int64             // of the file
 	kept  int64             // of live
+	stale bool              // the file lacks something of live: rewrite it when that works
 }
 
 // compactAt is the size from which a journal of mostly old lines is rewritten.
@@ -100,14 +101,46 @@ func formatLine(rec record) ([]byte, error) {
 	return fmt.Appendf(make([]byte, 0, len(body)+16), "%08x %s\n", crc32.ChecksumIEEE(body), body), nil
 }
 
-// put writes the newest record of a sandbox.
-func (j *journal) put(rec record) error {
+// put writes the newest record of a sandbox, or leaves all as it is.
+func (j *journal) put(rec record) error { return j.write(rec, false) }
+
+// note is put for what has happened whether it can be written or not (the disk may be
+// full): it is kept and written later.
+func (j *journal) note(rec record) error { return j.write(rec, true) }
+
+func (j *journal) write(rec record, anyway bool) error {
 	line, err := formatLine(rec)
 	if err != nil {
 		return err
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	id := rec.Sandbox.ID
+	if rec.Removed && j.live[id] == nil {
+		return nil // nothing tells of it
+	}
+	err = j.append(line)
+	if err != nil && !anyway {
+		return err
+	}
+	j.kept -= int64(len(j.live[id]))
+	if rec.Removed {
+		delete(j.live, id)
+	} else {
+		j.live[id] = line
+		j.kept += int64(len(line))
+	}
+	j.stale = j.stale || err != nil
+	if j.stale || j.bytes > compactAt && j.bytes > 4*j.kept {
+		// All is written already, or err says what is not: the next write tries again.
+		if cerr := j.compact(); cerr == nil {
+			err = nil
+		}
+	}
+	return err
+}
+
+func (j *journal) append(line []byte) error {
 	if n, err := j.file.Write(line); err != nil {
 		if n > 0 { // a torn line in the middle would read as damage
 			if terr := j.file.Truncate(j.bytes); terr != nil {
@@ -117,17 +150,6 @@ func (j *journal) put(rec record) error {
 		return fmt.Errorf("write journal: %w", err)
 	}
 	j.bytes += int64(len(line))
-	id := rec.Sandbox.ID
-	j.kept -= int64(len(j.live[id]))
-	if rec.Removed {
-		delete(j.live, id)
-	} else {
-		j.live[id] = line
-		j.kept += int64(len(line))
-	}
-	if j.bytes > compactAt && j.bytes > 4*j.kept {
-		return j.compact()
-	}
 	return nil
 }
 
@@ -156,7 +178,7 @@ func (j *journal) compact() error {
 	if j.file != nil {
 		j.file.Close()
 	}
-	j.file, j.bytes, j.kept = f, size, size
+	j.file, j.bytes, j.kept, j.stale = f, size, size, false
 	return nil
 }
 

@@ -1,11 +1,13 @@
 package edge
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	v1 "dsec/api/v1"
@@ -155,4 +157,48 @@ func FuzzJournal(f *testing.F) {
 			t.Fatalf("%d records, then %d, %v", len(recs), len(again), err)
 		}
 	})
+}
+
+// A removal on a full disk counts, and is written as soon as there is room again.
+func TestJournalKeepsWhatHappenedOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "journal")
+	j, _, err := openJournal(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"a", "b"} {
+		if err := j.put(recordOf(id, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.file.Close()
+	j.file = full
+	blocked := path + ".new" // no compaction while this is in its way
+	if err := os.Mkdir(blocked, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.put(recordOf("c", 1)); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a new record: %v", err)
+	}
+	if err := j.note(record{Sandbox: v1.Sandbox{ID: "a"}, Removed: true}); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a removal: %v", err)
+	}
+	if err := os.Remove(blocked); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.note(recordOf("b", 2)); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+	if err := j.close(); err != nil {
+		t.Fatal(err)
+	}
+	_, recs, err := openJournal(path)
+	if err != nil || len(recs) != 1 || recs[0].Sandbox.ID != "b" || recs[0].Sandbox.Generation != 2 {
+		t.Errorf("read back: %v, %v", recs, err)
+	}
 }

@@ -2,10 +2,13 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"dsec/aether"
 	v1 "dsec/api/v1"
@@ -64,8 +67,13 @@ func (e *Edge) transition(s *sandbox, to v1.State, change func(*v1.Sandbox)) err
 	if change != nil {
 		change(&v)
 	}
-	if err := e.record(s, v); err != nil {
-		return err
+	if to == v1.StateRunning {
+		if err := e.record(s, v); err != nil {
+			return err
+		}
+	} else if err := e.journal.note(s.recordAs(v)); err != nil {
+		// It is so all the same: a full disk must not keep sandboxes from being removed.
+		e.cfg.Log.Error("journal a transition", "sandbox", v.ID, "to", to, "err", err)
 	}
 	s.view = v
 	e.feed.changed(v)
@@ -74,11 +82,21 @@ func (e *Edge) transition(s *sandbox, to v1.State, change func(*v1.Sandbox)) err
 
 // record writes v to the journal. With s.mu held, or before s is shared.
 func (e *Edge) record(s *sandbox, v v1.Sandbox) error {
+	err := e.journal.put(s.recordAs(v))
+	code := errs.InternalError
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		code = errs.DiskFull
+	}
+	return errs.Wrap(code, "edge.journal", "keep the sandbox's record", err)
+}
+
+// recordAs is what to keep of s as v.
+func (s *sandbox) recordAs(v v1.Sandbox) record {
 	rec := record{Sandbox: v, Image: s.image}
 	if s.instance != nil {
 		rec.Handle = s.instance.Handle()
 	}
-	return errs.Wrap(errs.InternalError, "edge.journal", "keep the sandbox's record", e.journal.put(rec))
+	return rec
 }
 
 // connect returns the connection to the sandbox's guest, dialling if there is none.

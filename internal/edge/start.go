@@ -206,7 +206,7 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 	_, epoch, err := v1.ParseSandboxID(v.ID)
 	drop := func(why string) {
 		e.cfg.Log.Info("dropping a sandbox's record", "sandbox", v.ID, "why", why)
-		if err := e.journal.put(record{Sandbox: v1.Sandbox{ID: v.ID}, Removed: true}); err != nil {
+		if err := e.journal.note(record{Sandbox: v1.Sandbox{ID: v.ID}, Removed: true}); err != nil {
 			e.cfg.Log.Error("journal a removal", "sandbox", v.ID, "err", err)
 		}
 		if epoch == e.epoch {

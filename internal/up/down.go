@@ -65,7 +65,7 @@ func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed in
 	if _, err := os.Stat(filepath.Join(data, "lock")); err != nil {
 		return 0, errs.New(errs.NodeNotFound, "down", data+" is not the data directory of a node").Because(err)
 	}
-	lock, err := acquire(filepath.Join(data, "lock"))
+	lock, err := takeOver(ctx, data)
 	if err != nil {
 		return 0, err
 	}

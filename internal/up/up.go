@@ -138,7 +138,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	if err := os.MkdirAll(n.opts.Data, 0o700); err != nil {
 		return "", err
 	}
-	if n.lock, err = acquire(n.path("lock")); err != nil {
+	if n.lock, err = takeOver(ctx, n.opts.Data); err != nil {
 		return "", err
 	}
 	if err := raiseOpenFiles(); err != nil {
@@ -301,6 +301,34 @@ func (n *node) publish(info Info) error {
 		return err
 	}
 	return os.Rename(tmp, n.path("run.json"))
+}
+
+// lingerTime bounds how long what a killed node had just forked may hold its lock.
+const lingerTime = 5 * time.Second
+
+// takeOver is acquire for a node that may have been killed a moment ago.
+func takeOver(ctx context.Context, data string) (*os.File, error) {
+	for deadline := time.Now().Add(lingerTime); ; {
+		lock, err := acquire(filepath.Join(data, "lock"))
+		if !errors.Is(err, errs.StateConflict) || !died(data) || time.Now().After(deadline) {
+			return lock, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// died tells whether the process that published run.json has ended.
+func died(data string) bool {
+	var info Info
+	b, err := os.ReadFile(filepath.Join(data, "run.json"))
+	if err != nil || json.Unmarshal(b, &info) != nil || info.PID <= 0 {
+		return false
+	}
+	return errors.Is(unix.Kill(info.PID, 0), unix.ESRCH)
 }
 
 // acquire takes the data directory for this process.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -119,9 +120,14 @@ func Main(m *testing.M, o Options, use func(*Bed)) int {
 		return 1
 	}
 	use(b)
+	before, err := b.Held()
 	code := m.Run()
 	if code != 0 {
 		fmt.Fprintf(os.Stderr, "server log:\n%s", b.Log())
+	} else if after, aerr := b.Held(); err != nil || aerr != nil || !maps.Equal(before, after) {
+		list, _ := b.list(func(path string) bool { return strings.HasPrefix(path, b.Data) })
+		fmt.Fprintf(os.Stderr, "the node holds %v after the tests, %v before: %v\n%s\n", after, before, errors.Join(err, aerr), strings.Join(list, "\n"))
+		code = 1
 	}
 	if err := close(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -167,14 +173,18 @@ func (b *Bed) Sandbox(t testing.TB, c *client.Client, spec client.Spec) *client.
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
-		defer cancel()
-		if err := sb.Delete(ctx); err != nil && !errors.Is(err, client.ErrGone) {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { Remove(t, sb) })
 	return sb
+}
+
+// Remove removes a sandbox, also after the test's end; one that is gone is fine.
+func Remove(t testing.TB, sb *client.Sandbox) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
+	defer cancel()
+	if err := sb.Delete(ctx); err != nil && !errors.Is(err, client.ErrGone) {
+		t.Error(err)
+	}
 }
 
 // Patience bounds every wait: far more than any of them needs on a busy machine.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net/url"
 	"os/exec"
 	"strings"
 	"testing"
@@ -104,4 +105,13 @@ func (b *Bed) Fails(t testing.TB, code int, errorCode string, args ...string) Re
 		t.Errorf("dsec %s: exit code %d, want %d and error %q\n%s%s", strings.Join(args, " "), r.Code, code, errorCode, r.Stdout, r.Stderr)
 	}
 	return r
+}
+
+// URL parses a constant address.
+func URL(s string) *url.URL {
+	u, err := url.Parse(s)
+	if err != nil {
+		panic(err)
+	}
+	return u
 }

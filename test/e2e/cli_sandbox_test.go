@@ -18,7 +18,7 @@ import (
 func box(t *testing.T, flags ...string) string {
 	t.Helper()
 	id := shared.Must(t, append(append([]string{"create"}, flags...), bed.Image)...)
-	t.Cleanup(func() { shared.Client(t).Delete(t.Context(), id) }) // may be gone by then
+	t.Cleanup(func() { bed.Remove(t, shared.Client(t).Sandbox(id)) })
 	return id
 }
 

@@ -247,6 +247,7 @@ func (c *creation) clone(ctx context.Context) error {
 	channel, lowListener, join := c.low[0], c.low[1], c.low[2:len(files)]
 	p := &spawn.Program{}
 	p.OwnFiles(c.b.low.below)
+	p.CloseExcept(append([]int{c.b.null, log, channel, lowListener, c.b.guest}, join...)...)
 	p.AwaitByte(channel)
 	for _, fd := range join {
 		p.Write("join cgroup", fd, []byte("0"))

@@ -79,9 +79,11 @@ func (p *Process) finish(ws syscall.WaitStatus, ru syscall.Rusage) {
 	if stdin != nil && stdin != p.pty {
 		stdin.Close()
 	}
-	p.table.ended(p) // before anybody learns of the end: its tag is free from then on
-	p.Log.end()
+	// First what others look at once they know of the end: the tag is free, and who has read
+	// the log to its end finds how the process ended.
+	p.table.ended(p)
 	close(p.done)
+	p.Log.end()
 }
 
 // arm starts the timers of the limits.

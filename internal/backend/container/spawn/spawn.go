@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
@@ -54,6 +55,21 @@ func (p *Program) add(name string, nr uintptr, args ...uintptr) {
 func (p *Program) OwnFiles(below int) {
 	p.ownFiles = true
 	p.add("own descriptors", unix.SYS_CLOSE_RANGE, uintptr(below), math.MaxUint32, unix.CLOSE_RANGE_UNSHARE)
+}
+
+// CloseExcept closes all descriptors but keep. The child has a copy of each of ours until
+// its exec: while it waits, it would hold on to our locks and to both ends of our pipes,
+// and not notice our death.
+func (p *Program) CloseExcept(keep ...int) {
+	slices.Sort(keep)
+	from := 0
+	for _, fd := range keep {
+		if fd > from {
+			p.add("close descriptors", unix.SYS_CLOSE_RANGE, uintptr(from), uintptr(fd-1))
+		}
+		from = max(from, fd+1)
+	}
+	p.add("close descriptors", unix.SYS_CLOSE_RANGE, uintptr(from), math.MaxUint32)
 }
 
 // AwaitByte blocks the child until a byte (or the end of file, which counts as one) can be read from fd.

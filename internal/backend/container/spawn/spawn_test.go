@@ -166,3 +166,42 @@ func TestManyAtOnceUnderGarbageCollection(t *testing.T) {
 	close(stop)
 	wg.Wait()
 }
+
+// A child that waits must see the death of its parent, that is the end of the parent's
+// side of the pipe, though it and its siblings were born with copies of that side.
+func TestWaitingChildrenSeeTheParentsEnd(t *testing.T) {
+	t.Parallel()
+	const n = 4
+	var ours, theirs [n]*os.File
+	for i := range n {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		defer w.Close()
+		theirs[i], ours[i] = r, w
+	}
+	var kids []*Child
+	for i := range n {
+		fd := int(theirs[i].Fd())
+		p := &Program{}
+		p.CloseExcept(fd)
+		p.AwaitByte(fd)
+		c, err := Start(0, -1, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kids = append(kids, c)
+	}
+	for i := range n {
+		ours[i].Close()
+	}
+	for _, c := range kids {
+		wait(t, c) // for ever, if one still had an end of another's pipe
+		if err := c.Err(); err == nil || !strings.HasPrefix(err.Error(), "program ran past its end") {
+			t.Errorf("%v", err)
+		}
+		c.Release()
+	}
+}

@@ -1,0 +1,214 @@
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+	"dsec/client"
+	"dsec/test/bed"
+)
+
+func TestKilledGuestIsFailedAtOnce(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	c := b.Client(t)
+	before, err := b.Held()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb := b.Sandbox(t, c, client.Spec{})
+	p, err := sb.Start(t.Context(), client.Command("sleep", "1000"), client.IO{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.List(t.Context(), client.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := b.GuestPID(sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), bed.Patience)
+	defer cancel()
+	var failed *v1.Sandbox
+	for e, err := range c.Events(ctx, client.EventOptions{From: list.Revision, Follow: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Type == v1.EventState && e.Sandbox.State == v1.StateFailed {
+			failed = e.Sandbox
+			break
+		}
+	}
+	if failed == nil || failed.Error == nil || failed.Error.Message == "" || failed.EndedAt == nil {
+		t.Fatalf("failed: %+v after %v", failed, time.Since(begin))
+	}
+	t.Logf("known after %v", time.Since(begin))
+	if _, err := p.Wait(); err == nil {
+		t.Error("the process's stream has no error")
+	}
+	if _, err := sb.Run(t.Context(), "true"); !errors.Is(err, errs.SandboxNotRunning) {
+		t.Errorf("exec: %v", err)
+	}
+	got, err := sb.Get(t.Context())
+	if err != nil || got.State != v1.StateFailed || got.Error == nil {
+		t.Errorf("get: %+v, %v", got, err)
+	}
+	// Its resources are free though its record stays.
+	same(t, b, before)
+	if nodes, err := c.Nodes(t.Context()); err != nil {
+		t.Error(err)
+	} else {
+		bed.Eventually(t, "its slot is free", func() error {
+			if nodes, err = c.Nodes(t.Context()); err == nil && nodes[0].Allocated.Slots != 0 {
+				err = fmt.Errorf("allocated: %+v", nodes[0].Allocated)
+			}
+			return err
+		})
+	}
+	if err := sb.Delete(t.Context()); err != nil {
+		t.Errorf("remove: %v", err)
+	}
+	if _, err := sb.Get(t.Context()); !errors.Is(err, errs.SandboxGone) {
+		t.Errorf("get after the removal: %v", err)
+	}
+}
+
+// same waits until the node holds what it held before.
+func same(t *testing.T, b *bed.Bed, before map[string]int) {
+	t.Helper()
+	bed.Eventually(t, "all resources are free", func() error {
+		now, err := b.Held()
+		if err == nil && !maps.Equal(now, before) {
+			err = fmt.Errorf("%v, before: %v", now, before)
+		}
+		return err
+	})
+}
+
+// A guest that dies while the server is away is found out at the next start.
+func TestGuestKilledWhileTheServerIsAway(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	before, err := b.Held()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := b.Client(t)
+	dead, err := c.Create(t.Context(), client.Spec{Image: bed.Image})
+	if err != nil {
+		t.Fatal(err)
+	}
+	alive, err := c.Create(t.Context(), client.Spec{Image: bed.Image})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := b.GuestPID(dead.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Kill(t)
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, "it is dead", func() error {
+		if err := unix.Kill(pid, 0); err == nil {
+			if _, err := b.GuestPID(dead.ID()); err != nil {
+				return nil // a zombie that is not collected yet
+			}
+			return errors.New("alive")
+		}
+		return nil
+	})
+	if err := b.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c = b.Client(t)
+	got, err := c.Get(t.Context(), dead.ID())
+	if err != nil || got.State != v1.StateFailed || got.Error == nil || !got.Error.Infra {
+		t.Errorf("get: %+v, %v", got, err)
+	}
+	if res, err := c.Sandbox(alive.ID()).Run(t.Context(), "true"); err != nil || res.Code != 0 {
+		t.Errorf("the other one: %v", err)
+	}
+	for _, id := range []string{dead.ID(), alive.ID()} {
+		if err := c.Delete(t.Context(), id); err != nil {
+			t.Errorf("remove %s: %v", id, err)
+		}
+	}
+	same(t, b, before)
+}
+
+func TestForkBombHurtsNobodyElse(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	c := b.Client(t)
+	other := b.Sandbox(t, c, client.Spec{})
+	bomb := b.Sandbox(t, c, client.Spec{PIDs: 64, CPUMillis: 300})
+	if _, err := bomb.StartDetached(t.Context(), client.Command("sh", "-c", `b() { b | b & }; b; b; b; while :; do b; usleep 1000; done`)); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, "the bomb reaches its limit", func() error {
+		sb, err := bomb.Get(t.Context())
+		if err == nil && (sb.Usage == nil || sb.Usage.Processes < 60) {
+			err = fmt.Errorf("%+v", sb.Usage)
+		}
+		return err
+	})
+	for range 20 {
+		if res, err := other.Run(t.Context(), "sh", "-c", "echo a | cat"); err != nil || string(res.Stdout) != "a\n" {
+			t.Fatalf("another sandbox beside a fork bomb: %+v, %v", res, err)
+		}
+	}
+	sb, err := bomb.Get(t.Context())
+	if err != nil || sb.Usage.Processes > 64 || sb.State != v1.StateRunning {
+		t.Errorf("the bomb: %+v, %v", sb, err)
+	}
+	// Its guest answers, even if no process can be started: with an error of the table.
+	if _, err := bomb.Guest(t.Context()); err != nil {
+		t.Errorf("the bomb's guest: %v", err)
+	}
+	if _, err := bomb.Run(t.Context(), "true"); err != nil && client.ErrorOf(err).Code == errs.InternalError {
+		t.Errorf("exec in the bomb: %v", err)
+	}
+	if err := bomb.Delete(t.Context()); err != nil {
+		t.Errorf("remove the bomb: %v", err)
+	}
+}
+
+func TestOutOfMemoryKillsTheCommandOnly(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	c := b.Client(t)
+	other := b.Sandbox(t, c, client.Spec{})
+	sb := b.Sandbox(t, c, client.Spec{MemoryBytes: 32 << 20})
+	for range 3 {
+		// tail keeps all of an endless line in memory.
+		res, err := sb.Run(t.Context(), "sh", "-c", "tail -n 1 < /dev/zero; echo code $?")
+		if err != nil || string(res.Stdout) != "code 137\n" && res.Code != 137 {
+			t.Fatalf("%+v, %v", res, err)
+		}
+	}
+	got, err := sb.Get(t.Context())
+	if err != nil || got.State != v1.StateRunning || got.Usage.OOMKills < 3 || got.Usage.PeakMemoryBytes > 32<<20 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, s := range []*client.Sandbox{sb, other} {
+		if res, err := s.Run(t.Context(), "true"); err != nil || res.Code != 0 {
+			t.Errorf("afterwards: %v", err)
+		}
+	}
+}

@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 export CGO_ENABLED ?= 0
-export GOFLAGS := -buildvcs=false $(GOFLAGS)
+export GOFLAGS := -buildvcs=auto
 
 PACKAGES := mmdebstrap busybox-static dash erofs-utils e2fsprogs zstd xz-utils git gcc libc6-dev
 GO_FILES := $(shell git ls-files '*.go' '*.s' '*.proto' go.mod go.sum 2>/dev/null)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -23,8 +24,16 @@ import (
 // version is set by the linker.
 var version = "dev"
 
+// The main thread does nothing once the guest serves, so that it never blocks a signal. The
+// kernel drops a signal to PID 1 from inside only if that thread does not block it; one
+// that it blocks, as the runtime does around each fork, goes to another thread and there
+// ends the process (kernel 6.18: complete_signal looks at the default action alone).
+func init() { runtime.LockOSThread() }
+
 func main() {
-	if err := run(); err != nil {
+	failed := make(chan error)
+	go func() { failed <- run() }()
+	if err := <-failed; err != nil {
 		os.Stderr.WriteString("dsec-guest: " + err.Error() + "\n")
 		os.Exit(1)
 	}

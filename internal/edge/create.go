@@ -191,6 +191,9 @@ func (e *Edge) watch(s *sandbox) {
 // died records why a sandbox ended by itself and frees what it held; the record stays
 // until someone removes it.
 func (e *Edge) died(s *sandbox, instance backend.Instance) {
+	if s.snapshot().State != v1.StateRunning { // it is being removed, which is why it ended
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
 	cause := errs.New(errs.InternalError, "guest", "the sandbox's first process died")

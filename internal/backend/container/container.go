@@ -40,6 +40,7 @@ type Backend struct {
 	cgroups *cgroup.Hierarchy
 	guest   int // the guest binary, O_PATH
 	null    int
+	low     *lowFiles
 	dev     int    // the /dev of all sandboxes
 	seccomp []byte // filter program
 	ids     *ranges
@@ -86,6 +87,9 @@ func (b *Backend) prepare() error {
 	if b.dev, err = mount.Dev(); err != nil {
 		return err
 	}
+	if b.low, err = newLowFiles(b.null, b.guest, int(b.log.Fd())); err != nil {
+		return err
+	}
 	b.seccomp, err = seccompProgram()
 	return err
 }
@@ -125,6 +129,9 @@ func (b *Backend) Close() error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.low != nil {
+		b.low.close()
+	}
 	for _, fd := range []*int{&b.guest, &b.null, &b.dev} {
 		if *fd >= 0 {
 			unix.Close(*fd)

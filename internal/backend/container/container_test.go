@@ -39,7 +39,7 @@ type node struct {
 
 var groups atomic.Int64
 
-func newNode(t *testing.T) *node {
+func newNode(t testing.TB) *node {
 	t.Helper()
 	dir := t.TempDir()
 	n := &node{dir: filepath.Join(dir, "container"), group: fmt.Sprintf("dsectest%d-%d", os.Getpid(), groups.Add(1))}
@@ -69,7 +69,7 @@ func newNode(t *testing.T) *node {
 }
 
 // busybox makes and mounts a small image.
-func busybox(t *testing.T, dir string) int {
+func busybox(t testing.TB, dir string) int {
 	t.Helper()
 	root := filepath.Join(dir, "busybox")
 	for _, d := range []string{"bin", "etc", "tmp", "root", "home/user"} {
@@ -115,7 +115,7 @@ func busybox(t *testing.T, dir string) int {
 	return fd
 }
 
-func (n *node) open(t *testing.T) *Backend {
+func (n *node) open(t testing.TB) *Backend {
 	t.Helper()
 	guest, err := bin.Guest()
 	if err != nil {

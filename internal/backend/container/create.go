@@ -47,6 +47,7 @@ type creation struct {
 	channel  *os.File
 	child    *spawn.Child
 	userns   int
+	low      []int // descriptor numbers lent for the child
 	instance *instance
 }
 
@@ -92,6 +93,9 @@ func (c *creation) explain(err error) error {
 }
 
 func (c *creation) closeTemporary() {
+	if c.low != nil { // the child has executed the guest, or is dead
+		c.b.low.put(c.low)
+	}
 	if c.release != nil {
 		c.release()
 	}
@@ -209,7 +213,7 @@ func (c *creation) removeDirectory(context.Context) error {
 
 // clone starts the guest in its namespaces, joined to its group and mapped to its ids,
 // waiting for its root.
-func (c *creation) clone(context.Context) error {
+func (c *creation) clone(ctx context.Context) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return fmt.Errorf("socket pair: %w", err)
@@ -231,22 +235,36 @@ func (c *creation) clone(context.Context) error {
 	}
 	defer group.Close()
 
+	if c.low, err = c.b.low.take(ctx); err != nil {
+		return err
+	}
+	files := append([]int{pair[1], listener}, group.JoinFDs...)
+	for i, fd := range files {
+		if err := unix.Dup3(fd, c.low[i], unix.O_CLOEXEC); err != nil {
+			return fmt.Errorf("lend descriptor: %w", err)
+		}
+	}
+	channel, lowListener, join := c.low[0], c.low[1], c.low[2:len(files)]
 	p := &spawn.Program{}
-	p.CloseExcept(append([]int{c.b.null, log, pair[1], listener, c.b.guest}, group.JoinFDs...)...)
-	p.AwaitByte(pair[1])
-	for _, fd := range group.JoinFDs {
+	p.OwnFiles(c.b.low.below)
+	p.CloseExcept(append([]int{c.b.null, log, channel, lowListener, c.b.guest}, join...)...)
+	p.AwaitByte(channel)
+	for _, fd := range join {
 		p.Write("join cgroup", fd, []byte("0"))
 	}
 	p.BecomeRoot()
 	p.Setsid()
-	for from, to := range map[int]int{c.b.null: 0, log: 2, pair[1]: guestChannel, listener: guestListener} {
+	for from, to := range map[int]int{c.b.null: 0, log: 2, channel: guestChannel, lowListener: guestListener} {
 		if from <= guestListener {
 			return fmt.Errorf("descriptor %d is in the way: the edge was started with closed standard descriptors", from)
 		}
 		p.Dup(from, to)
 	}
 	p.Dup(log, 1)
-	env := []string{"GOMAXPROCS=2", "GOTRACEBACK=single"}
+	// As many processors as the sandbox has: with one, as most have, a guest starts faster
+	// and is smaller. The runtime need not look for the group's limit itself, whose files it would keep open.
+	procs := min(max(1, (c.spec.Sandbox.CPUMillis+999)/1000), 4)
+	env := []string{"GOMAXPROCS=" + strconv.FormatInt(procs, 10), "GODEBUG=containermaxprocs=0,asyncpreemptoff=1", "GOTRACEBACK=single"}
 	if err := p.Exec(c.b.guest, []string{"dsec-guest", "--container"}, env); err != nil {
 		return err
 	}
@@ -415,20 +433,29 @@ func (c *creation) awaitGuest(ctx context.Context) error {
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
-	stop := context.AfterFunc(ctx, func() { c.channel.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
 	if err := c.channel.SetReadDeadline(deadline); err != nil {
 		return err
 	}
+	// Its death does not close the channel: our lent descriptors hold the other end too.
+	answered := make(chan struct{})
+	defer close(answered)
+	go func() {
+		select {
+		case <-answered:
+		case <-ctx.Done():
+			c.channel.SetReadDeadline(time.Unix(1, 0))
+		case <-c.instance.done:
+			c.channel.SetReadDeadline(time.Unix(1, 0))
+		}
+	}()
 	answer := make([]byte, 4096)
 	n, err := c.channel.Read(answer[:1])
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	case err != nil && !c.instance.ended() && errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("the guest did not answer within %v%s", bootTime, c.b.guestLog())
 	case err != nil: // it died: of a failed call before its exec, or in its start
-		c.instance.reap()
 		return errors.Join(fmt.Errorf("the guest died%s", c.b.guestLog()), c.child.Err())
 	case n == 1 && answer[0] != 0:
 		n, _ = c.channel.Read(answer)

@@ -58,6 +58,16 @@ func watch(b *Backend, id string, h handle, pidfd int) *instance {
 	return i
 }
 
+// ended tells whether the end of the process was seen.
+func (i *instance) ended() bool {
+	select {
+	case <-i.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // readable tells whether a pidfd's process has ended, reaped or not.
 func readable(pidfd int) bool {
 	p := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}

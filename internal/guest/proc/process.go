@@ -79,10 +79,11 @@ func (p *Process) finish(ws syscall.WaitStatus, ru syscall.Rusage) {
 	if stdin != nil && stdin != p.pty {
 		stdin.Close()
 	}
-	// The end first: who has read the log to its end asks at once how the process ended.
+	// First what others look at once they know of the end: the tag is free, and who has read
+	// the log to its end finds how the process ended.
+	p.table.ended(p)
 	close(p.done)
 	p.Log.end()
-	p.table.ended(p)
 }
 
 // arm starts the timers of the limits.

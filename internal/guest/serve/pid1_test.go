@@ -3,6 +3,7 @@ package serve
 import (
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,11 +13,15 @@ import (
 // startPID1 runs a guest as PID 1 of a namespace. It needs root.
 func startPID1(t *testing.T) *guest {
 	t.Helper()
-	path, err := exec.LookPath("unshare")
+	unshare, err := exec.LookPath("unshare")
 	if err != nil {
 		t.Fatal("install the Debian package util-linux:", err)
 	}
-	return startWith(t, []string{path, "--pid", "--fork", "--mount-proc", "--kill-child"})
+	path, err := buildPlain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return startWith(t, []string{unshare, "--pid", "--fork", "--mount-proc", "--kill-child"}, path)
 }
 
 // No signal from inside, by whoever, ends the guest; what it starts has none ignored.
@@ -31,12 +36,23 @@ func TestSignalsToPID1(t *testing.T) {
 	if !strings.HasSuffix(string(r.Stdout), "SigBlk:0000000000000000SigIgn:0000000000000000") || !strings.Contains(string(r.Stdout), " 1\n") {
 		t.Fatalf("%+v %q %q", r.Exit, r.Stdout, r.Stderr)
 	}
-	for range 3 {
-		r = call[msg.ExecResult](t, g.Conn, "process.exec", &msg.ExecRequest{Start: sh("echo alive")})
-		if string(r.Stdout) != "alive\n" {
-			t.Fatalf("%q", r.Stdout)
-		}
+	// Also while the guest forks, which blocks signals in the forking thread.
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			call[msg.ExecResult](t, g.Conn, "process.exec", &msg.ExecRequest{Start: sh(`
+				n=0; while [ $n -lt 20 ]; do i=1; while [ $i -le 64 ]; do kill -$i 1 2>/dev/null; i=$((i+1)); done; n=$((n+1)); done`)})
+		})
+		wg.Go(func() {
+			for range 40 {
+				r := call[msg.ExecResult](t, g.Conn, "process.exec", &msg.ExecRequest{Start: sh("echo alive")})
+				if string(r.Stdout) != "alive\n" {
+					t.Errorf("%q", r.Stdout)
+				}
+			}
+		})
 	}
+	wg.Wait()
 }
 
 // Orphans of every depth come to PID 1 and do not stay as zombies; no exit code is lost

@@ -21,8 +21,15 @@ import (
 // raceEnabled says that the guest is to be built with the race detector too.
 var raceEnabled bool
 
-// The guest under test is the real program, as an ordinary process on a socket.
-var build = sync.OnceValues(func() (string, error) {
+// The guest under test is the real program, as an ordinary process on a socket. As PID 1
+// it is always as in a sandbox: the race detector brings threads that are not Go's, which
+// signals from inside do end.
+var (
+	build      = sync.OnceValues(func() (string, error) { return buildGuest(raceEnabled) })
+	buildPlain = sync.OnceValues(func() (string, error) { return buildGuest(false) })
+)
+
+func buildGuest(race bool) (string, error) {
 	dir, err := os.MkdirTemp("", "dsec-guest")
 	if err != nil {
 		return "", err
@@ -33,7 +40,7 @@ var build = sync.OnceValues(func() (string, error) {
 	}
 	args := []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", dir + "/dsec-guest", "dsec/cmd/dsec-guest"}
 	cgo := "CGO_ENABLED=0"
-	if raceEnabled {
+	if race {
 		args, cgo = append([]string{"build", "-race"}, args[4:]...), "CGO_ENABLED=1"
 	}
 	cmd := exec.Command("go", args...)
@@ -42,12 +49,14 @@ var build = sync.OnceValues(func() (string, error) {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
 	return dir + "/dsec-guest", nil
-})
+}
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if p, err := build(); err == nil {
-		os.RemoveAll(filepath.Dir(p))
+	for _, b := range []func() (string, error){build, buildPlain} {
+		if p, err := b(); err == nil {
+			os.RemoveAll(filepath.Dir(p))
+		}
 	}
 	os.Exit(code)
 }
@@ -61,16 +70,16 @@ type guest struct {
 // start runs a guest and connects to it.
 func start(t testing.TB, env ...string) *guest {
 	t.Helper()
-	return startWith(t, nil, env...)
-}
-
-// startWith runs it by way of another program.
-func startWith(t testing.TB, by []string, env ...string) *guest {
-	t.Helper()
 	path, err := build()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return startWith(t, nil, path, env...)
+}
+
+// startWith runs the guest at path by way of another program.
+func startWith(t testing.TB, by []string, path string, env ...string) *guest {
+	t.Helper()
 	dir := t.TempDir()
 	for p := dir; p != os.TempDir(); p = filepath.Dir(p) {
 		os.Chmod(p, 0o755)

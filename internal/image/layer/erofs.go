@@ -5,12 +5,15 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"math/bits"
 	"sort"
 
 	"golang.org/x/sys/unix"
+
+	"dsec/api/v1/errs"
 )
 
 // On-disk constants of EROFS (little-endian throughout).
@@ -212,6 +215,9 @@ func (e *encoder) write(w io.Writer) error {
 		}
 		off += int64(len(buf))
 	}
+	if off != e.next { // blocks would not be where they were planned
+		return errs.New(errs.InternalError, "image.encode", fmt.Sprintf("inodes end at %d and were planned to end at %d", off, e.next))
+	}
 	zero := make([]byte, 2*blockSize)
 	off += xattrHeader
 	if err := put("write inodes", zero[:xattrHeader+-off&(blockSize-1)]); err != nil {
@@ -296,10 +302,11 @@ func (e *encoder) appendInode(b []byte, ino *inode) []byte {
 	b = appendXattrs(b, ino.xattrs)
 	if p.layout == layoutChunk {
 		b = append(b, make([]byte, -(inodeSize+p.xattrs)&(indexSize-1))...)
-		if ino.extent.chunks == nil {
-			return appendChunk(b, ino.extent.start)
+		chunks := ino.extent.chunks
+		if chunks == nil {
+			chunks = []uint32{ino.extent.start}
 		}
-		for _, c := range ino.extent.chunks {
+		for _, c := range chunks {
 			b = appendChunk(b, c)
 		}
 	} else if p.tail > 0 {

@@ -212,3 +212,31 @@ func TestMissingPathIsNotFound(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A file of one chunk as the last inode, ending close to the end of a block, once moved
+// the blocks behind the inodes to a place that they were not planned for.
+func TestBlocksBehindALastSmallInodeAreWherePlanned(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.Symlink(strings.Repeat("0", 4095), filepath.Join(dir, "a")); err != nil { // needs a block
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "z"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 130 { // inodes that end at each slot of a block
+		if err := os.WriteFile(filepath.Join(dir, strings.Repeat("b", n+1)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, res := fromDir(t, dir, layer.Options{InlineMax: -1})
+		st, err := os.Stat(l.Meta)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.Size() != res.MetaSize {
+			t.Errorf("with %d files: %d bytes written, %d planned", n+2, st.Size(), res.MetaSize)
+		}
+	}
+	l, _ := fromDir(t, dir, layer.Options{InlineMax: -1})
+	sameAsMounted(t, dir, l)
+}

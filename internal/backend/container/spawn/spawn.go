@@ -36,9 +36,10 @@ func cloneProgram(args *cloneArgs, size uintptr, prog *op, n uintptr, failure *f
 // us: system calls in order, the last of which is an exec. The first that fails ends
 // the child.
 type Program struct {
-	ops   []op
-	names []string
-	keep  []any // what the ops point to
+	ops      []op
+	names    []string
+	keep     []any // what the ops point to
+	ownFiles bool
 }
 
 func (p *Program) add(name string, nr uintptr, args ...uintptr) {
@@ -46,6 +47,14 @@ func (p *Program) add(name string, nr uintptr, args ...uintptr) {
 	copy(a[:], args)
 	p.ops = append(p.ops, op{nr, a[0], a[1], a[2], a[3], a[4]})
 	p.names = append(p.names, name)
+}
+
+// OwnFiles, called first, gives the child a descriptor table of its own with only those
+// descriptors of ours that are below a number. Copying thousands, and closing them
+// at the exec, would cost more than all the rest of a clone.
+func (p *Program) OwnFiles(below int) {
+	p.ownFiles = true
+	p.add("own descriptors", unix.SYS_CLOSE_RANGE, uintptr(below), math.MaxUint32, unix.CLOSE_RANGE_UNSHARE)
 }
 
 // CloseExcept closes all descriptors but keep. The child has a copy of each of ours until
@@ -134,6 +143,9 @@ func Start(flags uint64, cgroup int, p *Program) (*Child, error) {
 		flags:      flags | unix.CLONE_VM | unix.CLONE_CLEAR_SIGHAND | unix.CLONE_PIDFD,
 		pidfd:      uint64(uintptr(unsafe.Pointer(&c.pidfd))),
 		exitSignal: uint64(syscall.SIGCHLD),
+	}
+	if p.ownFiles { // shared until the child's first call
+		args.flags |= unix.CLONE_FILES
 	}
 	if cgroup >= 0 {
 		args.flags |= unix.CLONE_INTO_CGROUP

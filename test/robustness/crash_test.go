@@ -21,6 +21,7 @@ type promise struct {
 	id      string
 	content string // of /state
 	pid     uint32 // of the detached counter
+	done    bool   // its maker does nothing more with it
 }
 
 // ledger keeps the promises. A sandbox whose removal was asked for is no promise any more.
@@ -35,7 +36,8 @@ func (l *ledger) add(p promise) {
 	l.live[p.id] = p
 }
 
-// take takes any promise out, if there are more than keep.
+// take takes any complete promise out, if there are more than keep. Its sandbox's maker
+// is done with it.
 func (l *ledger) take(keep int) (promise, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,8 +45,10 @@ func (l *ledger) take(keep int) (promise, bool) {
 		return promise{}, false
 	}
 	for id, p := range l.live {
-		delete(l.live, id)
-		return p, true
+		if p.done {
+			delete(l.live, id)
+			return p, true
+		}
 	}
 	return promise{}, false
 }
@@ -92,6 +96,8 @@ func turn(ctx context.Context, c *client.Client, l *ledger, content string) erro
 	if string(res.Stdout) != content {
 		return fmt.Errorf("the state is %q, want %q", res.Stdout, content)
 	}
+	p.done = true
+	l.add(p)
 	if old, ok := l.take(12); ok {
 		return c.Delete(ctx, old.id)
 	}
@@ -130,6 +136,10 @@ func TestKilledServerKeepsItsPromises(t *testing.T) {
 		close(killed)
 		cancel()
 		wg.Wait()
+		for id, p := range l.live { // nobody is at work on any now
+			p.done = true
+			l.live[id] = p
+		}
 		if err := b.Up(t.Context()); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}

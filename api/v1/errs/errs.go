@@ -81,6 +81,7 @@ const (
 	TagInUse          Code = "tag_in_use"
 	CommandNotFound   Code = "command_not_found"
 	CommandNotExec    Code = "command_not_executable"
+	SandboxLimit      Code = "sandbox_limit"
 	PortClosed        Code = "port_closed"
 	IdempotencyReuse  Code = "idempotency_key_reused"
 	RevisionCompacted Code = "revision_compacted"
@@ -147,6 +148,7 @@ var Table = []Row{
 	{TagInUse, Conflict, 409, false, false, "choose another tag, or attach to the process that has it"},
 	{CommandNotFound, Invalid, 422, false, false, "check the command and PATH; the image may not have it"},
 	{CommandNotExec, Invalid, 422, false, false, "the file lacks the x bit or its format is foreign"},
+	{SandboxLimit, Conflict, 409, true, false, "the sandbox is at its limit of processes or memory; end some, or create it with more"},
 	{PortClosed, Unavailable, 502, true, false, "nothing listens on the port yet"},
 	{IdempotencyReuse, Conflict, 409, false, false, "the key was used with another request; use a new key"},
 	{RevisionCompacted, Gone, 410, true, false, "list again and watch from the revision it returns"},

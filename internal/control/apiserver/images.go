@@ -3,10 +3,8 @@ package apiserver
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"dsec/aether/msg"
@@ -14,14 +12,7 @@ import (
 	"dsec/api/v1/errs"
 )
 
-// After a failed import the rest of the upload is read for a while: a client that is
-// still sending would otherwise get a reset instead of the reason.
-const (
-	drainBytes = 64 << 20
-	drainTime  = 3 * time.Second
-
-	catalogTime = 10 * time.Second // to write one catalogue entry
-)
+const catalogTime = 10 * time.Second // to write one catalogue entry
 
 type importInput struct {
 	Name   string `query:"name" required:"true" minLength:"1" maxLength:"255" doc:"Name in the catalogue; an image that has it is replaced." example:"debian:12"`
@@ -60,15 +51,11 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 	if err := out.rc.EnableFullDuplex(); err != nil {
 		return errs.Wrap(errs.InternalError, "image.import", "stream both ways", err)
 	}
-	body := &countingReader{r: hr.Body}
+	req.Header().Set("Connection", "close") // the body may not be read to its end
+	body := startUpload(hr.Body)
+	defer body.finish(out.rc, hr.Body)
 	ask := &msg.ImageImportRequest{Name: in.Name, Format: in.Format, Size: uint64(max(0, hr.ContentLength))}
-	interrupt := func() {
-		// After the end of the body nothing reads but net/http itself, to see the client go.
-		if !body.ended.Load() {
-			_ = out.rc.SetReadDeadline(time.Unix(1, 0))
-		}
-	}
-	image, err := s.cfg.Edges.Import(ctx, node, ask, body, interrupt, func(p *msg.ImageProgress) error {
+	image, err := s.cfg.Edges.Import(ctx, node, ask, body.r, body.interrupt, func(p *msg.ImageProgress) error {
 		return out.write(v1.ImageProgress{Phase: p.Phase, Done: int64(p.Done), Total: int64(p.Total), Entries: int64(p.Entries)})
 	})
 	if err == nil {
@@ -85,10 +72,6 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 	}
 	if werr := s.importFailed(req, out, err); werr != nil {
 		return werr
-	}
-	if !body.ended.Load() {
-		_ = out.rc.SetReadDeadline(time.Now().Add(drainTime))
-		_, _ = io.Copy(io.Discard, io.LimitReader(hr.Body, drainBytes))
 	}
 	return err
 }
@@ -118,21 +101,6 @@ func (s *Server) importNode() (v1.Node, error) {
 		return best, errs.New(errs.NoNode, "image.import", "no edge is ready").After(time.Second)
 	}
 	return best, nil
-}
-
-// countingReader remembers whether the end was reached.
-type countingReader struct {
-	r     io.Reader
-	ended atomic.Bool
-}
-
-// Read implements io.Reader.
-func (c *countingReader) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	if err == io.EOF {
-		c.ended.Store(true)
-	}
-	return n, err
 }
 
 type imageListOutput struct{ Body v1.ImageList }

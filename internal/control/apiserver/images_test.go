@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"io"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -122,4 +123,37 @@ func TestUploadThatBreaksOffMakesNoImage(t *testing.T) {
 		t.Error("the edge took half an upload for the whole")
 	}
 	w.problem("image_not_found", "GET", "/v1/images/half", nil)
+}
+
+// A body that is refused before its end must neither hide the answer behind a broken
+// pipe nor be taken for the connection's next request.
+func TestARefusedBodyIsAnsweredAndNotTheNextRequest(t *testing.T) {
+	w := newWorld(t)
+	for i := range 20 {
+		for path, body := range map[string]io.Reader{
+			"/v1/sandboxes":             strings.NewReader(`{"image":"` + strings.Repeat("x", 4<<20) + `"}`),
+			"/v1/sandboxes/batch":       io.MultiReader(strings.NewReader(`{"image":"` + strings.Repeat("x", 4<<20) + `"}`)), // chunked
+			"/v1/images?name=x":         io.MultiReader(strings.NewReader(strings.Repeat("refuse me", 1<<18))),
+			"/v1/images?name=bad%20one": strings.NewReader(strings.Repeat("x", 4<<20)),
+		} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.base+path, body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Authorization", "Bearer "+rootToken)
+			req.Header.Set("Content-Type", "application/json")
+			resp, err := w.client.Do(req)
+			if err != nil {
+				t.Fatalf("round %d, %s: %v", i, path, err)
+			}
+			answer, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if err != nil || !strings.Contains(string(answer), `"code"`) && !strings.Contains(path, "name=x") {
+				t.Errorf("round %d, %s: status %d, %q, %v", i, path, resp.StatusCode, answer, err)
+			}
+			if status, _, _ := w.do(http.MethodGet, "/v1/health", nil); status != 200 {
+				t.Errorf("round %d, after %s: health %d", i, path, status)
+			}
+		}
+	}
 }

@@ -32,6 +32,7 @@ type request struct {
 	principal *iam.Principal
 	status    int
 	bytes     int64
+	body      *tracked // nil: none is expected
 	// fault is what was answered when it was not a success, for the log.
 	fault error
 }
@@ -52,8 +53,14 @@ func (r *request) WriteHeader(status int) {
 	if r.status == 0 {
 		r.status = status
 	}
+	if status >= 400 && r.unread() {
+		r.Header().Set("Connection", "close")
+	}
 	r.ResponseWriter.WriteHeader(status)
 }
+
+// unread tells whether some of the request's body was not read.
+func (r *request) unread() bool { return r.body != nil && !r.body.ended.Load() }
 
 // Write implements http.ResponseWriter.
 func (r *request) Write(p []byte) (int, error) {
@@ -77,6 +84,11 @@ func (s *Server) handler() http.Handler {
 		w.Header()[headerRequestID] = []string{req.id}
 		ctx := context.WithValue(aether.WithRequestID(hr.Context(), req.id), requestKey{}, req)
 		hr = hr.WithContext(ctx)
+		rc := http.NewResponseController(w)
+		if hr.ContentLength != 0 && rc.EnableFullDuplex() == nil { // the body stays readable after an answer
+			req.body = &tracked{Reader: hr.Body}
+			hr.Body = req.body
+		}
 		s.metrics.inFlight.Inc()
 		defer func() {
 			s.metrics.inFlight.Dec()
@@ -86,6 +98,9 @@ func (s *Server) handler() http.Handler {
 			s.finished(req, hr, time.Since(start))
 		}()
 		s.mux.ServeHTTP(req, hr)
+		if req.status >= 400 && req.unread() {
+			drain(rc, req.body)
+		}
 	})
 }
 

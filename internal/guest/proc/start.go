@@ -277,7 +277,9 @@ func (p *Process) explain(path, cwd string, err error) (*errs.Error, error) {
 		return nil, errs.Wrap(errs.InternalError, "guest.start", "start "+path, err)
 	}
 	switch errno {
-	case syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.EINVAL, syscall.EPERM:
+	case syscall.EAGAIN, syscall.ENOMEM: // the limits of its control group
+		return nil, errs.Wrap(errs.SandboxLimit, "guest.start", "start "+path, err)
+	case syscall.EMFILE, syscall.ENFILE, syscall.EINVAL, syscall.EPERM:
 		return nil, errs.Wrap(errs.InternalError, "guest.start", "start "+path, err)
 	case syscall.E2BIG:
 		return nil, errs.New(errs.BadRequest, "guest.start", "the arguments and environment are too long for the kernel")

@@ -1,6 +1,7 @@
 package robustness
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"strings"
@@ -30,9 +31,17 @@ func TestCreateAndRemoveLeakNothing(t *testing.T) {
 						t.Errorf("create %d: %v", i, err)
 						continue
 					}
-					res, err := sb.Run(t.Context(), "sh", "-c", fmt.Sprintf("echo %d > /f; cat /f; sleep 1000 &", i))
-					if err != nil || string(res.Stdout) != fmt.Sprintf("%d\n", i) {
-						t.Errorf("exec %d: %+v, %v", i, res, err)
+					// As a stream, whose end comes in a message of its own: the exit code
+					// must be in it however busy the machine is.
+					var out bytes.Buffer
+					var exit client.Exit
+					script := fmt.Sprintf("echo %d > /f; cat /f; sleep 1000 & exit %d", i, i%250+1)
+					p, err := sb.Start(t.Context(), client.Command("sh", "-c", script), client.IO{Stdout: &out})
+					if err == nil {
+						exit, err = p.Wait()
+					}
+					if err != nil || exit.Code != i%250+1 || out.String() != fmt.Sprintf("%d\n", i) {
+						t.Errorf("start %d: %+v, %q, %v", i, exit, out.String(), err)
 					}
 					if err := sb.Delete(t.Context()); err != nil {
 						t.Errorf("remove %d: %v", i, err)

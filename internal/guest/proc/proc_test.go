@@ -118,36 +118,6 @@ func TestExitAndStreamsApart(t *testing.T) {
 	}
 }
 
-// Who has read a log to its end asks at once how the process ended, and must be told:
-// an exit that is not known yet would be taken for success.
-func TestExitIsKnownAtTheEndOfTheLog(t *testing.T) {
-	t.Parallel()
-	tab := newTable(t)
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			for range 50 {
-				p := start(t, tab, sh("exit 7"))
-				r := p.Log.Read(From{})
-				for {
-					if _, err := r.Next(t.Context()); err == io.EOF {
-						break
-					} else if err != nil {
-						t.Error(err)
-						return
-					}
-				}
-				if e, ok := p.Exit(); !ok || e.Code != 7 {
-					t.Errorf("exit %+v, known %t", e, ok)
-				}
-				r.Close()
-				p.Release()
-			}
-		})
-	}
-	wg.Wait()
-}
-
 func TestEnvironmentIsOnlyWhatIsAsked(t *testing.T) {
 	t.Setenv("DSEC_LEAK", "1")
 	tab := newTable(t, func(c *Config) { c.Env = map[string]string{"A": "global", "B": "global"} })

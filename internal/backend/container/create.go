@@ -437,15 +437,15 @@ func (c *creation) awaitGuest(ctx context.Context) error {
 		return err
 	}
 	// Its death does not close the channel: our lent descriptors hold the other end too.
-	answered := make(chan struct{})
+	answered, channel, died := make(chan struct{}), c.channel, c.instance.done
 	defer close(answered)
 	go func() {
 		select {
 		case <-answered:
 		case <-ctx.Done():
-			c.channel.SetReadDeadline(time.Unix(1, 0))
-		case <-c.instance.done:
-			c.channel.SetReadDeadline(time.Unix(1, 0))
+			channel.SetReadDeadline(time.Unix(1, 0))
+		case <-died:
+			channel.SetReadDeadline(time.Unix(1, 0))
 		}
 	}()
 	answer := make([]byte, 4096)

@@ -51,22 +51,37 @@ func (a *admission) take(want v1.Resources) error {
 			return full(r.name, fmt.Sprintf("%d of %d are taken and %d are asked for", r.used, r.room, r.want))
 		}
 	}
-	if now := a.now(); now.Sub(a.checked) >= freeEvery {
-		a.checked = now
-		a.disk, a.memory = a.free()
-		a.shortage = nil
-		switch {
-		case a.memory < a.reserve.MemoryBytes:
-			a.shortage = full("free_memory", fmt.Sprintf("%d MiB are free and the node keeps %d", a.memory>>20, a.reserve.MemoryBytes>>20))
-		case a.disk < a.reserve.DiskBytes:
-			a.shortage = full("free_disk", fmt.Sprintf("%d MiB are free and the node keeps %d", a.disk>>20, a.reserve.DiskBytes>>20))
-		}
-	}
+	a.look()
 	if a.shortage != nil {
 		return a.shortage
 	}
 	a.add(want, 1)
 	return nil
+}
+
+// look reads what is free, unless it did so a moment ago. With mu held.
+func (a *admission) look() {
+	now := a.now()
+	if now.Sub(a.checked) < freeEvery {
+		return
+	}
+	a.checked = now
+	a.disk, a.memory = a.free()
+	a.shortage = nil
+	switch {
+	case a.memory < a.reserve.MemoryBytes:
+		a.shortage = full("free_memory", fmt.Sprintf("%d MiB are free and the node keeps %d", a.memory>>20, a.reserve.MemoryBytes>>20))
+	case a.disk < a.reserve.DiskBytes:
+		a.shortage = full("free_disk", fmt.Sprintf("%d MiB are free and the node keeps %d", a.disk>>20, a.reserve.DiskBytes>>20))
+	}
+}
+
+// freeSpace is what was free a moment ago.
+func (a *admission) freeSpace() (disk, memory int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.look()
+	return a.disk, a.memory
 }
 
 func full(resource, text string) *errs.Error {

@@ -103,7 +103,7 @@ func (e *Edge) Node() v1.Node {
 	e.mu.Lock()
 	n := int64(len(e.sandboxes))
 	e.mu.Unlock()
-	disk, memory := e.cfg.FreeSpace()
+	disk, memory := e.admit.freeSpace()
 	return v1.Node{
 		ID: e.id, Epoch: e.epoch, Address: e.address, Hostname: e.cfg.Hostname, Version: e.cfg.Version, Backends: e.usable,
 		StartedAt: e.started, Ready: !e.stopping.Load(), Capacity: e.cfg.Capacity, Allocated: e.admit.allocated(),

@@ -162,7 +162,8 @@ func (e *Edge) serveAudit(ctx context.Context, _ *aether.Stream, _ *msg.Empty) (
 const (
 	watchBatch = 128       // sandboxes in one event
 	watchBytes = 512 << 10 // of one event, to stay below a frame
-	loadEvery  = time.Second
+	loadEvery  = 250 * time.Millisecond
+	gather     = 10 * time.Millisecond
 )
 
 // serveWatch streams what changes on this edge until the watcher goes away.
@@ -193,6 +194,7 @@ func (e *Edge) serveWatch(ctx context.Context, s *aether.Stream) (aether.Message
 	tick := time.NewTicker(loadEvery)
 	defer tick.Stop()
 	var last v1.Node
+	var told time.Time
 	for first := true; ; first = false {
 		changes, now, wake, ok := e.feed.since(seq, watchBatch)
 		if !ok || (first && req.From == 0) {
@@ -202,10 +204,13 @@ func (e *Edge) serveWatch(ctx context.Context, s *aether.Stream) (aether.Message
 			}
 			continue
 		}
-		if n := e.Node(); first || !sameLoad(n, last) {
-			last = n
-			if err := send(v1.EdgeEvent{Seq: seq, Node: &n}); err != nil {
-				return nil, err
+		if now := time.Now(); first || now.Sub(told) >= loadEvery {
+			told = now
+			if n := e.Node(); first || !sameLoad(n, last) {
+				last = n
+				if err := send(v1.EdgeEvent{Seq: seq, Node: &n}); err != nil {
+					return nil, err
+				}
 			}
 		}
 		for len(changes) > 0 {
@@ -222,6 +227,9 @@ func (e *Edge) serveWatch(ctx context.Context, s *aether.Stream) (aether.Message
 		}
 		select {
 		case <-wake:
+			// What comes at the same time goes in one message: at hundreds of changes a
+			// second, a message for each would cost more than the rest of the watch.
+			time.Sleep(gather)
 		case <-tick.C:
 		case <-ctx.Done():
 			return nil, ctx.Err()

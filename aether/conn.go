@@ -71,7 +71,7 @@ func newConn(conn net.Conn, server *Server, window int, writeTimeout time.Durati
 	c := &Conn{conn: conn, server: server, streams: map[uint64]*Stream{}, done: make(chan struct{}),
 		recvWindow: window, maxStreams: DefaultMaxStreams}
 	c.w.init(conn, writeTimeout, c.writeFailed)
-	c.r = frameReader{conn: conn, maxPayload: maxHandshake, beforeWait: c.flushDirty}
+	c.r = frameReader{conn: conn, maxPayload: maxHandshake, beforeWait: c.flushDirty, relayed: c.isRelayed}
 	return c
 }
 

@@ -72,6 +72,8 @@ type header struct {
 	seq    uint32
 	length uint32
 	crc    uint32
+
+	unverified bool // on its way through a relay: the receiver at the end checks it
 }
 
 // rawHeader is an encoded header.
@@ -79,14 +81,29 @@ type rawHeader [HeaderSize]byte
 
 // encode fills b with the header of a frame that carries payload.
 func (b *rawHeader) encode(typ frameType, flags uint8, stream uint64, seq uint32, payload []byte) {
+	b.put(typ, flags, stream, seq, uint32(len(payload)))
+	binary.BigEndian.PutUint32(b[crcOffset:], checksum(b[:crcOffset], payload))
+}
+
+// put fills all but the checksum.
+func (b *rawHeader) put(typ frameType, flags uint8, stream uint64, seq, length uint32) {
 	binary.BigEndian.PutUint16(b[0:], Magic)
 	b[2] = Version
 	b[3] = byte(typ)
 	b[4] = flags
 	binary.BigEndian.PutUint64(b[5:], stream)
 	binary.BigEndian.PutUint32(b[13:], seq)
-	binary.BigEndian.PutUint32(b[17:], uint32(len(payload)))
-	binary.BigEndian.PutUint32(b[crcOffset:], checksum(b[:crcOffset], payload))
+	binary.BigEndian.PutUint32(b[17:], length)
+}
+
+// encodePassed is encode for a frame that is passed on as it came, with another stream and
+// sequence: the checksum is changed by what that changes, without reading the payload.
+func (b *rawHeader) encodePassed(h *header, flags uint8, stream uint64, seq uint32, shift *crcShift) {
+	var old rawHeader
+	old.put(h.typ, h.flags, h.stream, h.seq, h.length)
+	b.put(h.typ, flags, stream, seq, h.length)
+	diff := crc32.ChecksumIEEE(old[:crcOffset]) ^ crc32.ChecksumIEEE(b[:crcOffset])
+	binary.BigEndian.PutUint32(b[crcOffset:], h.crc^shift.zeros(diff, h.length))
 }
 
 func checksum(head, payload []byte) uint32 {

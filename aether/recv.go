@@ -169,7 +169,7 @@ func (s *Stream) handleData(h *header, payload []byte) error {
 	s.recvFin = fin
 	if peer := s.peer; peer != nil {
 		s.mu.Unlock()
-		return s.c.forward(peer, h.typ, h.flags, payload)
+		return s.c.pass(peer, h, payload)
 	}
 	if s.err == nil {
 		s.queue = append(s.queue, item{buf: copyBuffer(payload), typ: h.typ, flags: h.flags})

@@ -3,6 +3,7 @@ package aether
 import (
 	"context"
 	"encoding/binary"
+	"sync"
 	"time"
 
 	"dsec/aether/msg"
@@ -102,6 +103,42 @@ func (s *Stream) relayCredit(n int64) bool {
 // forward passes a frame that the reader of c has got to the other half of its stream.
 func (c *Conn) forward(to *Stream, typ frameType, flags uint8, payload []byte) error {
 	return c.queued(to.c, to.relayFrame(typ, flags, payload))
+}
+
+// pass is forward for data, which may be on its way unverified.
+func (c *Conn) pass(to *Stream, h *header, payload []byte) error {
+	if !h.unverified {
+		return c.forward(to, h.typ, h.flags, payload)
+	}
+	return c.queued(to.c, to.relayPassed(h, payload))
+}
+
+func (s *Stream) relayPassed(h *header, payload []byte) (lead bool) {
+	s.sendMu.Lock()
+	defer s.sendMu.Unlock()
+	if s.sendFin {
+		return false
+	}
+	s.sendHead.encodePassed(h, h.flags, s.id, s.sendSeq, relayShift())
+	s.sendSeq++
+	s.sendFin = h.flags&flagFin != 0
+	return s.c.w.add(&s.sendHead, payload)
+}
+
+// relayShift is made when the first frame is passed on: a guest never does.
+var relayShift = sync.OnceValue(newCRCShift)
+
+// isRelayed tells whether a stream's frames are passed on.
+func (c *Conn) isRelayed(stream uint64) bool {
+	c.mu.Lock()
+	s := c.streams[stream]
+	c.mu.Unlock()
+	if s == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.peer != nil
 }
 
 // forwardEnd passes the END from the upstream side on and forgets the client's half.

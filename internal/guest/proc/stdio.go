@@ -158,7 +158,16 @@ func (s *source) run() {
 	}
 	state := fillMore
 	for state != fillEOF {
+		var woken time.Time
 		err := rc.Read(func(uintptr) bool {
+			if s.gathers() {
+				// A process that writes much in small pieces would wake everyone from here to
+				// the client for each.
+				if now := time.Now(); now.Sub(woken) < flowing {
+					time.Sleep(gather)
+				}
+				woken = time.Now()
+			}
 			for {
 				if _, state = s.read(false, 0); state != fillMore {
 					return state != fillEmpty
@@ -172,6 +181,19 @@ func (s *source) run() {
 			s.log.waitRoom()
 		}
 	}
+}
+
+// A pipe whose reader is woken again within flowing of the last time is read gather later:
+// a wide pipe has room for that long.
+const (
+	flowing = time.Millisecond
+	gather  = 200 * time.Microsecond
+)
+
+func (s *source) gathers() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wide
 }
 
 func (s *source) read(force bool, most int) (int, fillState) {

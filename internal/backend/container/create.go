@@ -36,6 +36,9 @@ const (
 
 const guestSocket = "guest.sock"
 
+// channelBuffer is what a guest's channel may hold in the kernel, used only while data is on its way.
+const channelBuffer = 1 << 20
+
 // creation carries what the steps of one create hand on to each other.
 type creation struct {
 	b        *Backend
@@ -222,6 +225,11 @@ func (c *creation) clone(ctx context.Context) error {
 	defer unix.Close(pair[1])
 	if err := unix.SetNonblock(pair[1], false); err != nil { // the guest boots with plain reads
 		return err
+	}
+	for _, fd := range pair { // the default holds half of a frame's usual window
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, channelBuffer); err != nil {
+			return fmt.Errorf("socket pair: %w", err)
+		}
 	}
 	listener, err := listen(c.dir)
 	if err != nil {

@@ -142,7 +142,7 @@ type source struct {
 }
 
 // widePipe is the size of a pipe with much traffic.
-const widePipe = 256 << 10
+const widePipe = 1 << 20
 
 func newSource(l *Log, k Kind, fd int) *source {
 	return &source{log: l, kind: k, fd: fd, file: os.NewFile(uintptr(fd), "output")}
@@ -187,7 +187,7 @@ func (s *source) run() {
 // a wide pipe has room for that long.
 const (
 	flowing = time.Millisecond
-	gather  = 200 * time.Microsecond
+	gather  = 300 * time.Microsecond
 )
 
 func (s *source) gathers() bool {

@@ -41,6 +41,7 @@ type Backend struct {
 	guest   int // the guest binary, O_PATH
 	null    int
 	low     *lowFiles
+	stage   *stage
 	dev     int    // the /dev of all sandboxes
 	seccomp []byte // filter program
 	ids     *ranges
@@ -90,6 +91,9 @@ func (b *Backend) prepare() error {
 	if b.low, err = newLowFiles(b.null, b.guest, int(b.log.Fd())); err != nil {
 		return err
 	}
+	if b.stage, err = newStage(); err != nil {
+		return err
+	}
 	b.seccomp, err = seccompProgram()
 	return err
 }
@@ -131,6 +135,9 @@ func (b *Backend) Close() error {
 	defer b.mu.Unlock()
 	if b.low != nil {
 		b.low.close()
+	}
+	if b.stage != nil {
+		b.stage.close()
 	}
 	for _, fd := range []*int{&b.guest, &b.null, &b.dev} {
 		if *fd >= 0 {

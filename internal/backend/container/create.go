@@ -276,7 +276,7 @@ func (c *creation) clone(ctx context.Context) error {
 	if err := p.Exec(c.b.guest, []string{"dsec-guest", "--container"}, env); err != nil {
 		return err
 	}
-	child, err := spawn.Start(namespaces, group.CloneInto, p)
+	child, err := c.b.stage.start(namespaces, group.CloneInto, p)
 	if err != nil {
 		return err
 	}

@@ -89,12 +89,11 @@ func receive(channel int) (cfg *msg.BootConfig, root, dev int, err error) {
 	return cfg, fds[0], fds[1], nil
 }
 
-// mounts attaches the root, fills in what belongs to this sandbox alone, and leaves
-// the host's tree.
+// mounts attaches the root, fills in what belongs to this sandbox alone, and enters it.
 func mounts(cfg *msg.BootConfig, root, dev int) error {
 	defer unix.Close(root)
 	defer unix.Close(dev)
-	// /proc and /sys must be made while the host's are still in sight: the kernel
+	// /proc and /sys must be made while the stage's are still in sight: the kernel
 	// refuses a user namespace a fresh one that shows more than it could see before.
 	proc, err := filesystem("proc", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 	if err != nil {
@@ -117,8 +116,9 @@ func mounts(cfg *msg.BootConfig, root, dev int) error {
 	}
 	defer unix.Close(shm)
 
-	// Any host directory will do that exists and can be reached with the sandbox's ids.
-	if err := attach(root, unix.AT_FDCWD, "/proc"); err != nil {
+	// On top of the stage that the clone started from, of which nothing can be reached then:
+	// even the way up from the root of this namespace ends here.
+	if err := attach(root, unix.AT_FDCWD, "/"); err != nil {
 		return fmt.Errorf("attach root: %w", err)
 	}
 	for _, m := range []struct {
@@ -135,11 +135,8 @@ func mounts(cfg *msg.BootConfig, root, dev int) error {
 	if err := unix.Fchdir(root); err != nil {
 		return err
 	}
-	if err := unix.PivotRoot(".", "."); err != nil {
-		return fmt.Errorf("pivot_root: %w", err)
-	}
-	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("leave the host's tree: %w", err)
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("enter root: %w", err)
 	}
 	return unix.Chdir("/")
 }

@@ -106,7 +106,17 @@ node -e 'if (require("mylib") !== 42) process.exit(1)'`,
 	"setuid bits":                       `tar cf t.tar -C / usr/bin/passwd && tar xpf t.tar && test "$(stat -c %a usr/bin/passwd)" = 4755 && test "$(stat -c %a /usr/bin/su)" = 4755`,
 	"a terminal":                        `script -qec tty /dev/null | grep -q /dev/pts/`,
 	"renaming a directory of the image": `mv /usr/share/doc /usr/share/papers && test -d /usr/share/papers && ! test -e /usr/share/doc && mv /usr/share/papers /usr/share/doc`,
-	"locks and fsync":                   `python3 -c 'import fcntl, os; f = open("l", "w"); fcntl.flock(f, fcntl.LOCK_EX); fcntl.lockf(f, fcntl.LOCK_EX); f.write("x"); f.flush(); os.fsync(f.fileno()); os.sync()'`,
+	"a chroot is no way out": `cat >e.py <<'X'
+import ctypes, os
+os.mkdir('/cage'); os.chroot('/cage')
+for _ in range(200): os.chdir('..')
+os.chroot('.')
+assert os.path.isdir('/cage') and os.path.exists('/w/e.py'), os.listdir('/')
+assert len([p for p in os.listdir('/proc') if p.isdigit()]) < 10
+assert ctypes.CDLL(None).umount2(b'/', 2) != 0
+X
+python3 e.py`,
+	"locks and fsync": `python3 -c 'import fcntl, os; f = open("l", "w"); fcntl.flock(f, fcntl.LOCK_EX); fcntl.lockf(f, fcntl.LOCK_EX); f.write("x"); f.flush(); os.fsync(f.fileno()); os.sync()'`,
 	"unix and tcp sockets": `python3 - <<'X'
 import os, socket, threading
 for fam, addr in ((socket.AF_UNIX, "/tmp/s"), (socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_INET6, ("::1", 0))):

@@ -24,8 +24,9 @@ type stage struct {
 	close func() // idempotent
 }
 
-// stageThreads clone at once; more would only wait for each other in the kernel.
-const stageThreads = 4
+// stageThreads clone at once. A clone keeps a core busy for most of a millisecond, and
+// there is other work.
+func stageThreads() int { return max(1, runtime.NumCPU()/2) }
 
 func newStage() (*stage, error) {
 	s := &stage{jobs: make(chan func())}
@@ -46,7 +47,7 @@ func newStage() (*stage, error) {
 	}
 	defer unix.Close(m.ns)
 	joined := make(chan error)
-	for range stageThreads - 1 {
+	for range stageThreads() - 1 {
 		go s.run(func() error {
 			err := unix.Unshare(unix.CLONE_FS)
 			if err == nil {
@@ -57,7 +58,7 @@ func newStage() (*stage, error) {
 		})
 	}
 	var all []error
-	for range stageThreads - 1 {
+	for range stageThreads() - 1 {
 		all = append(all, <-joined)
 	}
 	if err := errors.Join(all...); err != nil {

@@ -69,7 +69,7 @@ func Checks(ctx context.Context, dataDir string, guest []byte, sandboxes int) []
 	if err == nil {
 		defer store.Close()
 		detail, err := tryContainer(ctx, tmp, guest, store, img)
-		add("containers", Fail, "use a kernel ≥ 6.13 with user namespaces, overlayfs and idmapped mounts; see the detail", detail, err)
+		add("containers", Fail, "use a kernel ≥ 6.15 with user namespaces, overlayfs and idmapped mounts; see the detail", detail, err)
 	}
 	needed, err := scratch.Needed(existing(dataDir))
 	detail := "sandboxes write to the data directory"

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "dsec/api/v1"
 	"dsec/client"
 	"dsec/internal/doctor"
 	"dsec/internal/guest/bin"
@@ -83,7 +84,10 @@ func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
 			known[s.ID] = true
 		}
 	}
-	report, err := doctor.Run([]string{data}, func(id string) bool { return known[id] })
+	report, err := doctor.Run([]string{data}, func(id string) bool {
+		node, _, err := v1.ParseSandboxID(id)
+		return known[id] || served && err == nil && node != info.Node // another data directory's
+	})
 	if err != nil {
 		return err
 	}

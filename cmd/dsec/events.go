@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 	"dsec/client"
 )
 
@@ -18,7 +21,8 @@ func (a *app) eventsCmd() *cobra.Command {
 		Use:   "events",
 		Short: "Print what happens to sandboxes and nodes",
 		Long: `Events prints the changes that the server still knows, and with --follow those to
-come, across restarts of the server. A list's revision (dsec ls over the API) is a
+come, across restarts of the server, which keeps no events from before: a line on
+stderr says where some are missing. A list's revision (dsec ls over the API) is a
 point to go on from.`,
 		Example: `  dsec events --follow
   dsec events --from 1042 --json`,
@@ -32,20 +36,22 @@ point to go on from.`,
 			if err != nil {
 				return err
 			}
-			for e, err := range c.Events(cmd.Context(), o) {
-				if err != nil {
-					return err
-				}
+			show := func(e v1.Event) error {
 				if asJSON {
-					err = a.jsonLine(e)
-				} else {
-					_, err = fmt.Fprintln(a.stdout, eventLine(e))
+					return a.jsonLine(e)
 				}
-				if err != nil {
+				_, err := fmt.Fprintln(a.stdout, eventLine(e))
+				return err
+			}
+			for {
+				err := follow(cmd.Context(), c, &o, show)
+				if !o.Follow || !errors.Is(err, errs.RevisionCompacted) {
 					return err
 				}
+				// The server was restarted, or we were too slow: what it knows now comes again.
+				fmt.Fprintln(a.stderr, "dsec: some events are missing here: the server does not keep them any more")
+				o.From = 0
 			}
-			return cmd.Context().Err()
 		},
 	}
 	f := cmd.Flags()
@@ -54,6 +60,19 @@ point to go on from.`,
 	f.StringArrayVarP(&labels, "label", "l", nil, "only of sandboxes with this label, KEY=VALUE (repeatable)")
 	f.BoolVar(&asJSON, "json", false, "print each event as a line of JSON")
 	return cmd
+}
+
+// follow shows events until they end, and notes how far it came.
+func follow(ctx context.Context, c *client.Client, o *client.EventOptions, show func(v1.Event) error) error {
+	for e, err := range c.Events(ctx, *o) {
+		if err != nil {
+			return err
+		}
+		if err := show(e); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
 }
 
 func eventLine(e v1.Event) string {

@@ -143,6 +143,12 @@ func TestRun(t *testing.T) {
 	c.fails(125, "image_not_found", "run", "none", "--", "true")
 	c.fails(137, "longer than --timeout", "run", "--timeout", "50ms", "busybox", "--", "sleep", "60")
 	c.fails(2, "the command is missing", "run", "busybox")
+	// The command's -e and -d would be ours.
+	c.fails(2, "write -- before the command", "exec", "someid", "grep", "-e", "A=b", "file")
+	c.fails(2, "write -- before the command", "run", "busybox", "echo", "hi")
+	for _, verb := range []string{"up", "down"} {
+		c.fails(2, "--data is empty", verb, "--data", "")
+	}
 	c.fails(2, "IMAGE is missing", "run", "--", "true")
 	c.fails(2, "needs a terminal", "run", "-t", "busybox", "--", "true")
 	if left := c.s.Sandboxes(); len(left) != 0 {

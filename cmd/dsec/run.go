@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -82,7 +83,8 @@ func (a *app) abandon(ctx context.Context, c *client.Client, spec client.Spec, k
 	}
 }
 
-// commandArgs checks "FIRST... -- CMD [ARG...]": the dashes may be left out.
+// commandArgs checks "FIRST... -- CMD [ARG...]". The dashes must be there: without them
+// the command's flags would be taken as ours.
 func commandArgs(before int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		dash := cmd.ArgsLenAtDash()
@@ -93,6 +95,8 @@ func commandArgs(before int, what string) cobra.PositionalArgs {
 			return usagef("%q comes before --; put the command after it", args[before])
 		case len(args) == before:
 			return usagef("the command is missing; write it after --")
+		case dash < 0:
+			return usagef("write -- before the command: %s -- %s", strings.Join(args[:before], " "), strings.Join(args[before:], " "))
 		}
 		return nil
 	}

@@ -70,6 +70,9 @@ same data directory takes them over. 'dsec down' removes them.`,
 }
 
 func (a *app) up(ctx context.Context, f *upFlags) error {
+	if f.opts.Data == "" {
+		return usagef("--data is empty")
+	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.level)); err != nil {
 		return usagef("--log-level %q: use debug, info, warn or error", f.level)
@@ -112,6 +115,9 @@ func (a *app) saveContext(info up.Info, token string) error {
 	if err != nil {
 		return err
 	}
+	if old, err := client.LoadContext(path); err == nil && old.URL != info.URL {
+		fmt.Fprintf(a.stderr, "dsec: the context file %s named %s and names this server now; --context keeps them apart\n", path, old.URL)
+	}
 	return client.SaveContext(path, client.Context{URL: info.URL, Token: token})
 }
 
@@ -128,6 +134,9 @@ const startTime = 60 * time.Second
 
 // upDetached starts this program again as a server of its own and waits until it answers.
 func (a *app) upDetached(ctx context.Context, f *upFlags) error {
+	if f.opts.Data == "" {
+		return usagef("--data is empty")
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -217,6 +226,9 @@ sandboxes go on running for the next 'dsec up' to take over (an upgrade, say).`,
 }
 
 func (a *app) down(ctx context.Context, data string, keep, asJSON bool) error {
+	if data == "" {
+		return usagef("--data is empty")
+	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // thousands of sandboxes may have to end
 	defer cancel()
 	info, err := up.Find(data)

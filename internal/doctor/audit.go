@@ -137,6 +137,9 @@ func processes(groups []string, add func(kind, name, sandbox string)) error {
 			}
 			id = "unknown"
 		}
+		if stat, err := os.ReadFile("/proc/" + e.Name() + "/stat"); err != nil || strings.Contains(string(stat), ") Z ") {
+			continue // it has ended; its parent has yet to say so
+		}
 		add("process", e.Name(), id)
 		for _, kind := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} {
 			ns, err := os.Readlink("/proc/" + e.Name() + "/ns/" + kind)

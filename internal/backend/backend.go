@@ -19,8 +19,6 @@ type Spec struct {
 	Generation uint64 // of the create; a name may never be reused by another generation
 	Sandbox    v1.Spec
 	Image      *v1.Image // nil for backends that need none
-	// Token is what the guest's channel is authenticated with.
-	Token string
 }
 
 // Backend runs sandboxes of one kind on this node.

@@ -380,6 +380,11 @@ func (c *creation) sendRoot(context.Context) error {
 		return err
 	}
 	defer unix.Close(dev)
+	sys, err := mount.Clone(c.b.stage.sys)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(sys)
 
 	s := c.spec.Sandbox
 	cfg := &msg.BootConfig{
@@ -398,7 +403,7 @@ func (c *creation) sendRoot(context.Context) error {
 	// The head goes with the descriptors; the rest may need several writes.
 	var werr error
 	if err := raw.Write(func(fd uintptr) bool {
-		_, werr = unix.SendmsgN(int(fd), body[:4], unix.UnixRights(root, dev), nil, 0)
+		_, werr = unix.SendmsgN(int(fd), body[:4], unix.UnixRights(root, dev, sys), nil, 0)
 		return werr != unix.EAGAIN
 	}); err != nil {
 		return err

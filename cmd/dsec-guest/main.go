@@ -60,6 +60,9 @@ func prepare() (serve func() error, err error) {
 		if err := boot.ProtectSelf(); err != nil {
 			return nil, err
 		}
+		if err := proc.OwnTimerSlack(); err != nil {
+			return nil, err
+		}
 	}
 	if err := boot.KeepDescriptors(); err != nil {
 		return nil, err

@@ -144,6 +144,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	if err := raiseOpenFiles(); err != nil {
 		return "", err
 	}
+	relaxMonitor()
 	if token, err = loadToken(n.path("root.token")); err != nil {
 		return "", err
 	}

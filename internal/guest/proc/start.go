@@ -240,6 +240,8 @@ func (p *Process) spawn(path, cwd string, env []string) (missing *errs.Error, er
 		attr.Sys.Setctty = true // Ctty 0: the child's stdin
 	}
 	fork := func() (int, error) {
+		// A thread that the runtime's monitor started has its slack, which a child would inherit.
+		_ = OwnTimerSlack()
 		for wait := time.Millisecond; ; wait *= 2 {
 			pid, err := syscall.ForkExec(path, argv, attr)
 			// Another child that is between fork and exec may hold the program

@@ -228,6 +228,8 @@ func TestWhatASandboxLooksLike(t *testing.T) {
 		{"the image is writable", "echo x >/bin/new && cat /bin/new && rm /bin/busybox2 2>/dev/null; mv /home /house && ls -d /house/user", "x\n/house/user"},
 		{"files of users", "su user -c 'touch /tmp/x; stat -c %u /tmp/x'", "1000"},
 		{"umask", "umask", "0022"},
+		{"timers are as exact as anywhere", "cat /proc/self/timerslack_ns", "50000"},
+		{"/sys is there to look at", "cat /sys/class/net/lo/operstate; touch /sys/x 2>/dev/null || echo read-only; awk '$5 == \"/sys\" {print substr($6, 1, 2)}' /proc/self/mountinfo", "unknown\nread-only\nro"},
 		{"signals are at their defaults", "grep -E 'Sig(Blk|Ign)' /proc/self/status | awk '{print $2}' | tr '\\n' ' '", "0000000000000000 0000000000000000"},
 	} {
 		if c.what == "files of users" {

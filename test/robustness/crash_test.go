@@ -341,6 +341,41 @@ func TestIdempotencyKeyHoldsOverACrash(t *testing.T) {
 	}
 }
 
+// A sandbox whose removal was answered is gone, not unknown, also for a server that was
+// killed at once and started again.
+func TestRemovedIsGoneAfterAKill(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	c := b.Client(t)
+	var ids []string
+	for range 3 {
+		sb, err := c.Create(t.Context(), client.Spec{Image: bed.Image})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, sb.ID())
+		if err := sb.Delete(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.Kill(t)
+		if err := b.Up(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c = b.Client(t)
+		for _, id := range ids {
+			if _, err := c.Get(t.Context(), id); !errors.Is(err, errs.SandboxGone) {
+				t.Errorf("get: %v", err)
+			}
+			if _, err := c.Sandbox(id).Run(t.Context(), "true"); !errors.Is(err, errs.SandboxGone) {
+				t.Errorf("exec: %v", err)
+			}
+			if err := c.Delete(t.Context(), id); !errors.Is(err, errs.SandboxGone) {
+				t.Errorf("remove: %v", err)
+			}
+		}
+	}
+}
+
 // After the machine has restarted, the sandboxes of before are lost, and are said to be.
 func TestSandboxesOfBeforeARebootAreLost(t *testing.T) {
 	t.Parallel()

@@ -228,6 +228,7 @@ func TestWhatASandboxLooksLike(t *testing.T) {
 		{"the image is writable", "echo x >/bin/new && cat /bin/new && rm /bin/busybox2 2>/dev/null; mv /home /house && ls -d /house/user", "x\n/house/user"},
 		{"files of users", "su user -c 'touch /tmp/x; stat -c %u /tmp/x'", "1000"},
 		{"umask", "umask", "0022"},
+		{"programs are killed before PID 1", "cat /proc/self/oom_score_adj; sleep 0.1; cat /proc/1/oom_score_adj", "300\n0"},
 		{"signals are at their defaults", "grep -E 'Sig(Blk|Ign)' /proc/self/status | awk '{print $2}' | tr '\\n' ' '", "0000000000000000 0000000000000000"},
 	} {
 		if c.what == "files of users" {

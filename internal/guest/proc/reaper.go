@@ -18,12 +18,14 @@ type Reaper struct {
 	mu     sync.Mutex
 	exited map[int]func(syscall.WaitStatus, syscall.Rusage)
 	parked bool
+	oom    oom
 	wake   chan struct{}
 }
 
-// NewReaper starts the reaper. It runs as long as the program.
-func NewReaper() *Reaper {
-	r := &Reaper{exited: map[int]func(syscall.WaitStatus, syscall.Rusage){}, wake: make(chan struct{}, 1)}
+// NewReaper starts the reaper. It runs as long as the program, whose children are to have
+// that oom_score_adj (0: its own). A guest calls it before the sandbox has any process.
+func NewReaper(oomScore int) *Reaper {
+	r := &Reaper{oom: openOOM(oomScore), exited: map[int]func(syscall.WaitStatus, syscall.Rusage){}, wake: make(chan struct{}, 1)}
 	go r.run()
 	return r
 }
@@ -34,7 +36,7 @@ func NewReaper() *Reaper {
 func (r *Reaper) Start(fork func() (int, error), registered func(pid int), exited func(syscall.WaitStatus, syscall.Rusage)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	pid, err := fork()
+	pid, err := r.oom.fork(fork)
 	if err != nil {
 		return err
 	}

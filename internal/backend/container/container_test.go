@@ -240,6 +240,21 @@ func TestWhatASandboxLooksLike(t *testing.T) {
 	}
 }
 
+// What is mounted in a sandbox says nothing of where the node keeps its files.
+func TestMountsHideTheHost(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, nil)
+	out, _ := b.sh("cat /proc/self/mountinfo; cat /proc/self/mounts; cat /proc/self/mountstats")
+	if !strings.Contains(out, "upperdir=/"+b.ID()+"/upper,workdir=/"+b.ID()+"/work") {
+		t.Errorf("not the expected overlay in %q", out)
+	}
+	for dir := filepath.Dir(b.Instance.(*instance).b.dir.Name()); dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
+		if strings.Contains(out, filepath.Base(dir)) {
+			t.Errorf("%s of the host is seen: %q", dir, out)
+		}
+	}
+}
+
 func TestWhatASandboxMayNotDo(t *testing.T) {
 	t.Parallel()
 	b := newBox(t, nil)

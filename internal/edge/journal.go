@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -208,6 +209,25 @@ func (j *journal) compact() error {
 	}
 	j.file, j.bytes, j.kept, j.stale = f, size+kept, kept, false
 	return nil
+}
+
+// Emptied notes in the journal of an edge's directory, whose edge does not run, that none
+// of its sandboxes is left. A journal that cannot be read has nothing more to say.
+func Emptied(dir string) error {
+	path := filepath.Join(dir, "journal")
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	j, records, err := openJournal(path)
+	if err != nil {
+		return os.Remove(path)
+	}
+	for _, rec := range records {
+		if nerr := j.note(record{Sandbox: v1.Sandbox{ID: rec.Sandbox.ID}, Removed: true}); nerr != nil {
+			err = nerr
+		}
+	}
+	return errors.Join(err, j.close())
 }
 
 // removed tells whether id is one of the last that were removed.

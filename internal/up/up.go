@@ -201,10 +201,12 @@ func Containers(ctx context.Context, data string, guest []byte, layers container
 		}
 	}
 	return container.New(container.Config{
-		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: "/sys/fs/cgroup",
+		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: cgroupRoot,
 		CgroupName: groupName(data), Layers: layers, FirstID: firstID,
 	})
 }
+
+const cgroupRoot = "/sys/fs/cgroup"
 
 // firstID is the first host id that sandboxes have, above those of people and services.
 const firstID = 1 << 20

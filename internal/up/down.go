@@ -66,7 +66,7 @@ func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed in
 	}
 	if _, err := os.Stat(filepath.Join(data, "lock")); err != nil {
 		// Unless somebody removed it from under a node, of which control groups tell.
-		if found, gerr := cgroup.Find(cgroupRoot, groupName(data)); gerr != nil || len(found) == 0 {
+		if found, gerr := cgroup.Find(cgroupRoot, cgroup.NameOf(data)); gerr != nil || len(found) == 0 {
 			return 0, errs.New(errs.NodeNotFound, "down", data+" is not the data directory of a node").Because(errors.Join(err, gerr))
 		}
 		if err := os.MkdirAll(data, 0o700); err != nil {

@@ -2,6 +2,8 @@ package cgroup
 
 import (
 	"bufio"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -138,6 +140,13 @@ func Detect(root, self, name string) (*Hierarchy, error) {
 		}
 	}
 	return h, nil
+}
+
+// NameOf is the parent group of the node with that data directory (absolute): its own, so
+// that several nodes can share a machine.
+func NameOf(data string) string {
+	sum := sha256.Sum256([]byte(data))
+	return "dsec-" + hex.EncodeToString(sum[:4])
 }
 
 // Find returns the groups with that name below root, wherever they are, outermost first.

@@ -138,7 +138,7 @@ func accept(server *aether.Server, fd int) error {
 
 func newServer(cfg *msg.BootConfig) (*aether.Server, error) {
 	users := user.NewDatabase("")
-	procs, err := proc.NewTable(proc.Config{User: cfg.User, Cwd: cfg.Cwd, Env: cfg.Env, Users: users, OOMScore: oomScore}, proc.NewReaper())
+	procs, err := proc.NewTable(proc.Config{User: cfg.User, Cwd: cfg.Cwd, Env: cfg.Env, Users: users}, proc.NewReaper(oomScore))
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@ package up
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/tls"
 	"encoding/binary"
 	"encoding/hex"
@@ -27,6 +26,7 @@ import (
 	"dsec/api/v1/errs"
 	"dsec/internal/backend"
 	"dsec/internal/backend/container"
+	"dsec/internal/backend/container/cgroup"
 	"dsec/internal/backend/container/scratch"
 	"dsec/internal/backend/hollow"
 	"dsec/internal/control"
@@ -202,19 +202,15 @@ func Containers(ctx context.Context, data string, guest []byte, layers container
 		}
 	}
 	return container.New(container.Config{
-		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: "/sys/fs/cgroup",
-		CgroupName: groupName(data), Layers: layers, FirstID: firstID,
+		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: cgroupRoot,
+		CgroupName: cgroup.NameOf(data), Layers: layers, FirstID: firstID,
 	})
 }
 
+const cgroupRoot = "/sys/fs/cgroup"
+
 // firstID is the first host id that sandboxes have, above those of people and services.
 const firstID = 1 << 20
-
-// groupName is the node's own parent group, so that several nodes can share a machine.
-func groupName(data string) string {
-	sum := sha256.Sum256([]byte(data))
-	return "dsec-" + hex.EncodeToString(sum[:4])
-}
 
 func (n *node) edgeConfig(backends []backend.Backend) edge.Config {
 	listen := "unix:" + n.path("edge.sock")

@@ -16,12 +16,15 @@ type Reaper struct {
 	waiter *waiter // nil: no child was started yet
 	exited map[int]func(syscall.WaitStatus, syscall.Rusage)
 	parked bool
+	oom    oom
 	wake   chan struct{}
 }
 
-// NewReaper returns the reaper. From the first child on it runs as long as the program.
-func NewReaper() *Reaper {
-	return &Reaper{exited: map[int]func(syscall.WaitStatus, syscall.Rusage){}, wake: make(chan struct{}, 1)}
+// NewReaper returns the reaper. From the first child on it runs as long as the program,
+// whose children are to have that oom_score_adj (0: its own). A guest calls it before the
+// sandbox has any process.
+func NewReaper(oomScore int) *Reaper {
+	return &Reaper{oom: openOOM(oomScore), exited: map[int]func(syscall.WaitStatus, syscall.Rusage){}, wake: make(chan struct{}, 1)}
 }
 
 // Start calls fork, which must start one child and return its pid, and has exited called
@@ -38,7 +41,7 @@ func (r *Reaper) Start(fork func() (int, error), registered func(pid int), exite
 		r.waiter = w
 		go r.run(w)
 	}
-	pid, err := fork()
+	pid, err := r.oom.fork(fork)
 	if err != nil {
 		return err
 	}

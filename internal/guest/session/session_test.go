@@ -25,7 +25,7 @@ var reaper = sync.OnceValue(func() *proc.Reaper {
 	if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		panic(err)
 	}
-	return proc.NewReaper()
+	return proc.NewReaper(0)
 })
 
 func newTable(t testing.TB) *Table {

@@ -41,6 +41,17 @@ func Clone(mount int) (int, error) {
 	return fd, nil
 }
 
+// Detached opens a directory through a mount of its own, of which it is the root: what is
+// opened below it has paths that begin there. An overlay shows the paths of its upper and
+// work directories to all who see the mount, and those of the host are nobody's business.
+func Detached(dir string) (int, error) {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("clone the mount of %s: %w", dir, err)
+	}
+	return fd, nil
+}
+
 // Overlay mounts the layers (highest first) with a writable upper. Upper and work are
 // plain directories whose owner is the root of the sandbox's id range: an idmapped
 // upper would make the overlay read-only (kernel 6.18).

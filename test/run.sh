@@ -9,7 +9,8 @@ export DSEC_BIN=$PWD/bin/dsec
 # other nodes on this machine have.
 tmp=$(mktemp -d /tmp/dt.XXXXXX)
 trap 'rm -rf --one-file-system "$tmp"' EXIT
-mkdir "$tmp/t"
+chmod 755 "$tmp" # some tests run as other users
+mkdir -m 1777 "$tmp/t"
 go build -o "$tmp/leaks" ./test/leaks
 "$tmp/leaks" note "$tmp/before"
 

@@ -152,7 +152,11 @@ func (c *Control) openStore(ctx context.Context) error {
 		endpoints = srv.Endpoints()
 		c.cfg.Endpoints = endpoints
 	}
-	s, err := etcd.Open(ctx, etcd.Config{Endpoints: endpoints, TLS: c.cfg.StoreTLS, Log: c.cfg.Log})
+	conf := etcd.Config{Endpoints: endpoints, TLS: c.cfg.StoreTLS, Log: c.cfg.Log}
+	if c.embedded != nil {
+		conf.Dir = c.cfg.DataDir
+	}
+	s, err := etcd.Open(ctx, conf)
 	if err != nil {
 		return err
 	}

@@ -26,6 +26,7 @@ type leases struct {
 
 type claim struct {
 	s       *Store
+	session *concurrency.Session
 	key     string
 	rev     int64 // of our put: what is there is ours as long as it has this
 	request string
@@ -40,12 +41,12 @@ func (s *Store) Claim(ctx context.Context, key, request string) (store.Claim, *s
 	}
 	replace := int64(0) // revision of what may be replaced; 0: nothing
 	for {
-		txn, err := s.tryClaim(ctx, key, string(mine), replace)
+		txn, session, err := s.tryClaim(ctx, key, string(mine), replace)
 		if err != nil {
 			return nil, nil, err
 		}
 		if txn.Succeeded {
-			return &claim{s, key, txn.Header.Revision, request}, nil, nil
+			return &claim{s, session, key, txn.Header.Revision, request}, nil, nil
 		}
 		replace = 0
 		kvs := txn.Responses[0].GetResponseRange().Kvs
@@ -67,30 +68,39 @@ func (s *Store) Claim(ctx context.Context, key, request string) (store.Claim, *s
 }
 
 // tryClaim writes value if what is there is of revision replace, or reads it.
-func (s *Store) tryClaim(ctx context.Context, key, value string, replace int64) (*clientv3.TxnResponse, error) {
+func (s *Store) tryClaim(ctx context.Context, key, value string, replace int64) (*clientv3.TxnResponse, *concurrency.Session, error) {
 	if ctx.Err() != nil {
-		return nil, unavailable("store.claim", "wait", ctx.Err())
+		return nil, nil, unavailable("store.claim", "wait", ctx.Err())
+	}
+	if err := s.room("store.claim"); err != nil {
+		return nil, nil, err
 	}
 	// Not given up half-way, since then nobody would know whether it was written.
 	ctx, cancel := s.limit(context.WithoutCancel(ctx))
 	defer cancel()
 	session, err := s.session(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	txn, err := s.cli.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", replace)).
 		Then(clientv3.OpPut(key, value, clientv3.WithLease(session.Lease()))).
 		Else(clientv3.OpGet(key)).Commit()
 	if err != nil {
-		s.leases.mu.Lock()
-		if s.leases.session == session {
-			s.leases.session = nil
-		}
-		s.leases.mu.Unlock()
-		session.Orphan() // it may have been written: then it ends by itself
-		return nil, unavailable("store.claim", "write", err)
+		s.abandon(session) // it may have been written
+		return nil, nil, unavailable("store.claim", "write", err)
 	}
-	return txn, nil
+	return txn, session, nil
+}
+
+// abandon ends all claims of a session within its lease, since one of them could not be
+// ended otherwise.
+func (s *Store) abandon(session *concurrency.Session) {
+	s.leases.mu.Lock()
+	if s.leases.session == session {
+		s.leases.session = nil
+	}
+	s.leases.mu.Unlock()
+	session.Orphan()
 }
 
 // session returns the lease of creates under way, kept alive in the background.
@@ -161,6 +171,7 @@ func (c *claim) Settle(ctx context.Context, sandbox string, ttl time.Duration) e
 	defer cancel()
 	lease, err := c.s.settledLease(ctx, ttl)
 	if err != nil {
+		c.s.abandon(c.session)
 		return err
 	}
 	return c.end(ctx, clientv3.OpPut(c.key, string(raw), clientv3.WithLease(lease)))
@@ -177,6 +188,7 @@ func (c *claim) Release(ctx context.Context) error {
 func (c *claim) end(ctx context.Context, op clientv3.Op) error {
 	txn, err := c.s.cli.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(c.key), "=", c.rev)).Then(op).Commit()
 	if err != nil {
+		c.s.abandon(c.session)
 		return unavailable("store.claim", "write", err)
 	}
 	if !txn.Succeeded {

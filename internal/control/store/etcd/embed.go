@@ -12,6 +12,7 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"dsec/api/v1/errs"
 )
@@ -19,6 +20,7 @@ import (
 const (
 	quotaBytes    = 512 << 20 // the whole of it: a few thousand small records
 	compactEvery  = "10m"
+	reserveBytes  = 16 << 20 // of disk, kept for the database
 	startTimeout  = 60 * time.Second
 	maxSocketPath = 107 // sun_path without its terminating NUL
 )
@@ -80,6 +82,7 @@ func (s *Server) start(ctx context.Context, dir string, log *slog.Logger) error 
 	defer t.Stop()
 	select {
 	case <-e.Server.ReadyNotify():
+		reserve(filepath.Join(cfg.Dir, "member", "snap", "db"), log)
 		return nil
 	case err := <-e.Err():
 		return err
@@ -87,6 +90,20 @@ func (s *Server) start(ctx context.Context, dir string, log *slog.Logger) error 
 		return ctx.Err()
 	case <-t.C:
 		return fmt.Errorf("not ready after %s", startTimeout)
+	}
+}
+
+// reserve gives the database its disk space now: it is sparse, and a write that finds the
+// disk full ends etcd, and us. Leases that run out and compactions write at any time.
+// (The log comes with its space.)
+func reserve(db string, log *slog.Logger) {
+	fd, err := unix.Open(db, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, reserveBytes)
+		unix.Close(fd)
+	}
+	if err != nil {
+		log.Warn("no disk space could be reserved for etcd", "err", err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -28,6 +29,9 @@ type Config struct {
 	Timeout   time.Duration // of one operation; 0: 5 s
 	Rand      io.Reader     // nil: crypto/rand
 	Log       *slog.Logger
+	// Dir of an embedded etcd: writes are refused before its disk is full, which etcd does
+	// not survive.
+	Dir string
 }
 
 // Store implements store.Store.
@@ -88,6 +92,18 @@ func (s *Store) Close() error {
 
 func (s *Store) limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, s.cfg.Timeout)
+}
+
+// leastRoom is far more than any record of ours.
+const leastRoom = 1 << 20
+
+// room fails if there is none for a write.
+func (s *Store) room(phase string) error {
+	var fs unix.Statfs_t
+	if s.cfg.Dir == "" || unix.Statfs(s.cfg.Dir, &fs) != nil || int64(fs.Bavail)*fs.Bsize >= leastRoom {
+		return nil
+	}
+	return errs.New(errs.DiskFull, phase, "no space for the control plane's records")
 }
 
 // unavailable classifies a failure of etcd; nil stays nil.
@@ -215,6 +231,9 @@ func (s *Store) put(ctx context.Context, phase, key string, value any) (prev []b
 	raw, err := json.Marshal(value)
 	if err != nil {
 		return nil, errs.Wrap(errs.InternalError, phase, "encode", err)
+	}
+	if err := s.room(phase); err != nil {
+		return nil, err
 	}
 	ctx, cancel := s.limit(ctx)
 	defer cancel()

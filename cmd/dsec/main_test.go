@@ -314,6 +314,14 @@ func TestCp(t *testing.T) {
 	c.fails(2, "neither", "cp", "a", "b")
 	c.fails(2, "both ends", "cp", id+":/a", id+":/b")
 	c.fails(1, "path_not_found", "cp", id+":/none", dir)
+	// Of a local path the hint speaks of this machine.
+	for _, args := range [][]string{
+		{"cp", filepath.Join(dir, "none"), id + ":/x"}, {"cp", id + ":/copy/work/sub/run", filepath.Join(dir, "none", "x")},
+		{"image", "import", "x", filepath.Join(dir, "none")}, {"image", "build", "x", "-f", filepath.Join(dir, "none.yaml")},
+	} {
+		c.fails(1, "local_file", args...)
+		c.fails(1, "a path of this machine, not of the sandbox", args...)
+	}
 }
 
 func TestImages(t *testing.T) {

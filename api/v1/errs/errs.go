@@ -58,6 +58,7 @@ const (
 	BadPath           Code = "bad_path"
 	NotDirectory      Code = "not_directory"
 	IsDirectory       Code = "is_directory"
+	LocalFile         Code = "local_file"
 	BadToken          Code = "bad_token"
 	MissingRight      Code = "missing_right"
 	PermissionDenied  Code = "permission_denied"
@@ -125,6 +126,7 @@ var Table = []Row{
 	{BadPath, Invalid, 400, false, false, "use an absolute path inside the sandbox"},
 	{NotDirectory, Invalid, 400, false, false, "the path names a file; name a directory"},
 	{IsDirectory, Invalid, 400, false, false, "the path names a directory; name a file, or copy it as a tree"},
+	{LocalFile, Invalid, 400, false, false, "it is a path of this machine, not of the sandbox: look whether it exists and who may use it"},
 	{BadToken, Unauthenticated, 401, false, false, "set DSEC_TOKEN or use the context file that 'dsec up' wrote"},
 	{MissingRight, Forbidden, 403, false, false, "use a token that has the right named in the message"},
 	{PermissionDenied, Forbidden, 403, false, false, "the file's mode or owner forbids it; change it or act as another user"},

@@ -310,7 +310,7 @@ const lingerTime = 5 * time.Second
 func takeOver(ctx context.Context, data string) (*os.File, error) {
 	for deadline := time.Now().Add(lingerTime); ; {
 		lock, err := acquire(filepath.Join(data, "lock"))
-		if !errors.Is(err, errs.StateConflict) || !died(data) || time.Now().After(deadline) {
+		if !errors.Is(err, errs.NodeRunning) || !died(data) || time.Now().After(deadline) {
 			return lock, err
 		}
 		select {
@@ -340,7 +340,7 @@ func acquire(path string) (*os.File, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, errs.New(errs.StateConflict, "up", "a node already runs on "+filepath.Dir(path)+"; stop it with 'dsec down', or use another --data")
+			return nil, errs.New(errs.NodeRunning, "up", "a node already runs on "+filepath.Dir(path))
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}

@@ -87,6 +87,8 @@ const (
 	IdempotencyReuse  Code = "idempotency_key_reused"
 	RevisionCompacted Code = "revision_compacted"
 	StateConflict     Code = "state_conflict"
+	NodeRunning       Code = "node_running"
+	AddressInUse      Code = "address_in_use"
 	BodyTooLarge      Code = "body_too_large"
 	NodeFull          Code = "node_full"
 	NoNode            Code = "no_node"
@@ -138,8 +140,8 @@ var Table = []Row{
 	{ImageInUse, Conflict, 409, false, false, "remove the sandboxes that use it first"},
 	{ImageCorrupt, Corrupt, 422, false, false, "the source is damaged; make or fetch it again"},
 	{ImageUnsupported, Unsupported, 422, false, false, "import a directory, tar, docker-archive or OCI layout"},
-	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec doctor'"},
-	{TokenNotFound, NotFound, 404, false, false, "list tokens first"},
+	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec node ls'; 'dsec up' starts one"},
+	{TokenNotFound, NotFound, 404, false, false, "list tokens with 'dsec token ls'"},
 	{ProcessNotFound, NotFound, 404, false, false, "list processes with 'dsec ps ID'"},
 	{ProcessExited, Conflict, 409, false, false, "the process has ended; attach to read its output"},
 	{SessionNotFound, NotFound, 404, false, false, "open the session first"},
@@ -155,6 +157,8 @@ var Table = []Row{
 	{IdempotencyReuse, Conflict, 409, false, false, "the key was used with another request; use a new key"},
 	{RevisionCompacted, Gone, 410, true, false, "list again and watch from the revision it returns"},
 	{StateConflict, Conflict, 409, true, false, "another operation changed the state; read it and retry"},
+	{NodeRunning, Conflict, 409, false, false, "use it; or stop it with 'dsec down', or use another --data"},
+	{AddressInUse, Conflict, 409, false, false, "another program listens there: stop it, or choose another --listen"},
 	{BodyTooLarge, TooLarge, 413, false, false, "send it as a stream, or in parts below the limit"},
 	{NodeFull, Capacity, 503, true, true, "wait for the retry-after time or remove sandboxes"},
 	{NoNode, Unavailable, 503, true, true, "no edge is registered; start one"},

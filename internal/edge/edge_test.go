@@ -228,6 +228,11 @@ func TestAdmissionNamesTheResource(t *testing.T) {
 			if x.Code != errs.NodeFull || x.Details["resource"] != resource || x.RetryAfter <= 0 || x.Sandbox == "" || !x.Infra {
 				t.Errorf("third create: %+v", x)
 			}
+			_, err = b.create(c, e, func(r *v1.EdgeCreate) { r.Spec.CPUMillis, r.Spec.MemoryBytes = 1<<41, 1<<51 })
+			// Slots, which come first, are only full.
+			if x := errs.Of(err); resource != "slots" && (x.Code != errs.SpecTooLarge || x.Retryable || x.Infra) {
+				t.Errorf("more than the whole node: %+v", x)
+			}
 			if err := c.Call(t.Context(), "", "sandbox.delete", &msg.SandboxRequest{Id: first.ID}, &msg.Empty{}); err != nil {
 				t.Fatal(err)
 			}

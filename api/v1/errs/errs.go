@@ -52,6 +52,7 @@ func (c Code) Error() string { return string(c) }
 const (
 	BadRequest        Code = "bad_request"
 	BadSpec           Code = "bad_spec"
+	SpecTooLarge      Code = "spec_too_large"
 	UnknownBackend    Code = "unknown_backend"
 	UserNotFound      Code = "user_not_found"
 	CwdNotFound       Code = "cwd_not_found"
@@ -122,6 +123,7 @@ type Row struct {
 var Table = []Row{
 	{BadRequest, Invalid, 400, false, false, "correct the request; the message names the field"},
 	{BadSpec, Invalid, 400, false, false, "correct the sandbox spec; the message names the field"},
+	{SpecTooLarge, Invalid, 400, false, false, "ask for no more than the message says; 'dsec node ls' shows what nodes have"},
 	{UnknownBackend, Invalid, 400, false, false, "use a backend that 'dsec doctor' lists as usable"},
 	{UserNotFound, Invalid, 400, false, false, "name a user of the image's /etc/passwd, or a numeric uid"},
 	{CwdNotFound, Invalid, 400, false, false, "create the directory first or choose another --cwd"},

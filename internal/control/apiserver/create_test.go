@@ -236,8 +236,8 @@ func TestFullNode(t *testing.T) {
 	if status != 503 || p.Code != "node_full" || p.Details["resource"] != "memory" || h.Get("Retry-After") != "1" || p.RetryAfterMS != 1000 || !p.Retryable || !p.Infra {
 		t.Errorf("%d %v %s", status, h, raw)
 	}
-	p = w.problem("node_full", "POST", "/v1/sandboxes", `{"backend":"hollow","memory_bytes":5000000000}`)
-	if p.Retryable || p.RetryAfterMS != 0 {
+	p = w.problem("spec_too_large", "POST", "/v1/sandboxes", `{"backend":"hollow","memory_bytes":5000000000}`)
+	if p.Status != 400 || p.Retryable || p.Infra || p.RetryAfterMS != 0 || p.Details["largest"] != "1073741824" || !strings.Contains(p.Message, "1024 MiB") {
 		t.Errorf("what no node can ever hold: %+v", p)
 	}
 }

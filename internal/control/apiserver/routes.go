@@ -13,7 +13,7 @@ import (
 var ofSandbox = []errs.Code{errs.SandboxNotFound, errs.SandboxGone, errs.SandboxLost, errs.EdgeUnreachable, errs.ConnectionLost, errs.DeadlineExceeded}
 
 var ofCreate = []errs.Code{
-	errs.BadSpec, errs.UnknownBackend, errs.ImageNotFound, errs.ImageCorrupt, errs.IdempotencyReuse, errs.NodeFull, errs.NoNode, errs.DiskFull,
+	errs.BadSpec, errs.SpecTooLarge, errs.UnknownBackend, errs.ImageNotFound, errs.ImageCorrupt, errs.IdempotencyReuse, errs.NodeFull, errs.NoNode, errs.DiskFull,
 	errs.EdgeUnreachable, errs.GuestUnreachable, errs.ConnectionLost, errs.ShuttingDown, errs.DeadlineExceeded, errs.SandboxGone, errs.SandboxLost,
 	errs.UserNotFound, errs.CwdNotFound, errs.NotSupported, errs.RequestCanceled,
 }

@@ -43,10 +43,8 @@ func (s *Spec) Validate() error {
 	}
 	switch s.Backend {
 	case BackendContainer, BackendHollow:
-	case BackendMicroVM, BackendFullVM, BackendFnCall:
-		return errs.New(errs.UnknownBackend, "spec.validate", fmt.Sprintf("backend %q is not part of this version", s.Backend)).With("field", "backend")
 	default:
-		return errs.New(errs.UnknownBackend, "spec.validate", fmt.Sprintf("unknown backend %q; known: container, hollow", s.Backend)).With("field", "backend")
+		return UnknownBackend("spec.validate", string(s.Backend))
 	}
 	if s.Image == "" && s.Backend != BackendHollow {
 		return bad("image", "is required")
@@ -88,6 +86,16 @@ func (s *Spec) Validate() error {
 		}
 	}
 	return nil
+}
+
+// UnknownBackend is the error for a backend that this version does not have.
+func UnknownBackend(phase, name string) *errs.Error {
+	what := "there is no backend %.100q"
+	switch Backend(name) {
+	case BackendMicroVM, BackendFullVM, BackendFnCall:
+		what = "the backend %q is not in this version"
+	}
+	return errs.New(errs.UnknownBackend, phase, fmt.Sprintf(what+"; use container or hollow", name)).With("field", "backend")
 }
 
 func validHostname(h string) bool {

@@ -28,6 +28,9 @@ processes, namespaces, control groups, mounts, loop devices, sockets, directorie
 belong to a sandbox that the server does not know, or if there is no server and any are left.`,
 		Example: "  dsec doctor\n  dsec doctor --audit --json", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if sandboxes < 1 {
+				return usagef("--sandboxes must be at least 1")
+			}
 			if audit {
 				return a.audit(cmd.Context(), data, asJSON)
 			}

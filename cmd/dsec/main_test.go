@@ -413,6 +413,26 @@ func TestUsageErrors(t *testing.T) {
 	c.fails(2, "needs a terminal", "exec", "-t", "id", "--", "true")
 	c.fails(2, "shell needs a terminal", "shell", "id")
 	c.fails(2, "--image is missing", "bench", "create")
+	c.fails(2, "creating, running, stopping, stopped, failed, lost", "ls", "--state", "bogus")
+	for _, flag := range []string{"cpu", "memory", "pids"} {
+		for _, verb := range [][]string{{"create", "busybox"}, {"run", "busybox"}, {"bench", "create", "--image", "busybox"}} {
+			if flag == "pids" && verb[0] == "bench" {
+				continue
+			}
+			args := append(verb, "--"+flag, "0")
+			if verb[0] == "run" {
+				args = append(args, "--", "true")
+			}
+			c.fails(2, "--"+flag+" must be more than 0", args...)
+		}
+	}
+	c.fails(2, "--pids must be more than 0", "create", "--pids", "-3", "busybox")
+	c.fails(2, "not be negative", "run", "--timeout", "-1s", "busybox", "--", "true")
+	c.fails(2, "not be negative", "token", "create", "--right", "read", "--ttl", "-1s", "x")
+	c.fails(2, "at least 1", "doctor", "--sandboxes", "0")
+	c.fails(2, "--slots", "up", "--slots", "0")
+	c.fails(2, "auto, dir, tar", "image", "import", "--format", "zip", "x", "y")
+	c.fails(2, `"99999999999999999999" for "--from" flag: value out of range`, "events", "--from", "99999999999999999999")
 }
 
 func TestErrorsSayWhatWhyAndNext(t *testing.T) {

@@ -92,6 +92,9 @@ func (a *app) tokenCreateCmd() *cobra.Command {
 					return usagef("--right %q: it is one of read, sandbox, image, admin", r)
 				}
 			}
+			if ttl < 0 {
+				return usagef("--ttl must not be negative")
+			}
 			if len(req.Rights) == 0 {
 				return usagef("give the token at least one --right: read, sandbox, image, admin")
 			}

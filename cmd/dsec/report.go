@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -131,9 +132,12 @@ func (a *app) reportError(err error) {
 	}
 }
 
+// parsing is what strconv says of its own work.
+var parsing = regexp.MustCompile(`strconv\.\w+: parsing "[^"]*": `)
+
 // flagError adds the flag that was probably meant.
 func flagError(cmd *cobra.Command, err error) error {
-	ue := &usageError{msg: err.Error()}
+	ue := &usageError{msg: parsing.ReplaceAllString(err.Error(), "")}
 	if _, name, ok := strings.Cut(err.Error(), "unknown flag: --"); ok {
 		best := 3
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {

@@ -34,6 +34,9 @@ sandbox, also after Ctrl-C, and returns the command's exit code.`,
 			if err != nil {
 				return err
 			}
+			if timeout < 0 {
+				return usagef("a timeout must not be negative")
+			}
 			if tty && !isTerminal(a.stdin) {
 				return &usageError{msg: errNoTerminal.Error()}
 			}

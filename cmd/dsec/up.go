@@ -44,6 +44,9 @@ same data directory takes them over. 'dsec down' removes them.`,
 		Example: "  dsec up\n  dsec up --detach\n  dsec up --data /srv/dsec --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.opts.Slots < 1 || f.opts.CPUOvercommit <= 0 || f.opts.MemoryOvercommit <= 0 {
+				return usagef("--slots, --cpu-overcommit and --memory-overcommit must be more than 0")
+			}
 			if f.detach {
 				return a.upDetached(cmd.Context(), &f)
 			}

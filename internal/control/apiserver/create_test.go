@@ -222,6 +222,17 @@ func TestOneOfSeveralWaitersMayLeave(t *testing.T) {
 	}
 }
 
+func TestUnknownBackendSaysWhichThereAre(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, want := range map[string]string{"microvm": "not in this version", "nosuch": "there is no backend"} {
+		p := w.problem("unknown_backend", "POST", "/v1/sandboxes", `{"backend":"`+name+`"}`)
+		if !strings.Contains(p.Message, want) || !strings.Contains(p.Message, "use container or hollow") {
+			t.Errorf("%s: %s", name, p.Message)
+		}
+	}
+}
+
 func TestFullNode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(_ *control.Config, ec *controltest.Config) {

@@ -17,7 +17,8 @@ const removeTimeout = 30 * time.Second
 
 func (a *app) runCmd() *cobra.Command {
 	var sf specFlags
-	var tty, noStdin bool
+	var tty, noStdin, asJSON bool
+	maxOutput := bytesValue(defaultMaxOutput)
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "run [flags] IMAGE -- CMD [ARG...]",
@@ -37,10 +38,21 @@ sandbox, also after Ctrl-C, and returns the command's exit code.`,
 			if timeout < 0 {
 				return usagef("a timeout must not be negative")
 			}
+			if asJSON && tty {
+				return usagef("--json cannot be used with -t")
+			}
+			if maxOutput < 1 {
+				return usagef("--max-output must be more than 0")
+			}
 			if tty && !isTerminal(a.stdin) {
 				return &usageError{msg: errNoTerminal.Error()}
 			}
-			return platform(a.runOnce(cmd.Context(), spec, client.Cmd{Path: args[1], Args: args[2:], Timeout: timeout}, tty, !noStdin))
+			w := wiring{tty: tty, stdin: !noStdin}
+			if asJSON {
+				w.result = newResult(maxOutput)
+			}
+			err = platform(a.runOnce(cmd.Context(), spec, client.Cmd{Path: args[1], Args: args[2:], Timeout: timeout}, w))
+			return a.printResult(cmd.Context(), w.result, err)
 		},
 	}
 	sf.add(cmd)
@@ -48,11 +60,13 @@ sandbox, also after Ctrl-C, and returns the command's exit code.`,
 	f.SetInterspersed(true)
 	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal")
 	f.BoolVar(&noStdin, "no-stdin", false, "give the command no stdin")
+	f.BoolVar(&asJSON, "json", false, "print the outcome as an object, as 'dsec exec --json' does")
+	f.Var(&maxOutput, "max-output", "with --json: keep this much of each of stdout and stderr")
 	f.DurationVar(&timeout, "timeout", 0, "kill the command after this time")
 	return cmd
 }
 
-func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, tty, stdin bool) (err error) {
+func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, w wiring) (err error) {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -73,7 +87,7 @@ func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, tty
 			fmt.Fprintf(a.stderr, "dsec: sandbox %s was not removed: %v\n", sb.ID(), rerr)
 		}
 	}()
-	return a.execute(ctx, sb, cmd, tty, stdin, false)
+	return a.execute(ctx, sb, cmd, w)
 }
 
 // abandon removes the sandbox of a create that we did not wait for: the same key gives

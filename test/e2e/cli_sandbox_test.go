@@ -107,6 +107,46 @@ func TestExecOptions(t *testing.T) {
 	}
 }
 
+func TestExecJSON(t *testing.T) {
+	t.Parallel()
+	type outcome struct {
+		Sandbox        string `json:"sandbox"`
+		ExitCode       int    `json:"exit_code"`
+		Signal         int    `json:"signal"`
+		Stdout, Stderr *string
+		StdoutBase64   []byte  `json:"stdout_base64"`
+		StdoutBytes    int     `json:"stdout_bytes"`
+		Truncated      bool    `json:"truncated"`
+		DurationMS     float64 `json:"duration_ms"`
+	}
+	id := box(t)
+	for _, args := range [][]string{{"exec", "--json", id}, {"run", "--json", bed.Image}} {
+		for script, want := range map[string]outcome{
+			"echo out; echo err >&2; exit 3": {ExitCode: 3, StdoutBytes: 4},
+			"kill -9 $$":                     {ExitCode: 137, Signal: 9},
+			"head -c 40000000 /dev/zero":     {StdoutBytes: 40000000, Truncated: true},
+		} {
+			r := shared.CLI(t, append(args, "--", "sh", "-c", script)...)
+			all := bed.Lines[outcome](t, r.Stdout)
+			if len(all) != 1 || r.Code != want.ExitCode {
+				t.Fatalf("%v %q: exit code %d, %d objects, %s", args, script, r.Code, len(all), r.Stderr)
+			}
+			got := all[0]
+			if got.ExitCode != want.ExitCode || got.Signal != want.Signal || got.StdoutBytes != want.StdoutBytes || got.Truncated != want.Truncated ||
+				got.DurationMS <= 0 || got.Sandbox == "" || got.Stdout == nil || got.Stderr == nil {
+				t.Errorf("%v %q: %+v", args, script, got)
+			}
+			if want.ExitCode == 3 && (*got.Stdout != "out\n" || *got.Stderr != "err\n") {
+				t.Errorf("%v: %q, %q", args, *got.Stdout, *got.Stderr)
+			}
+		}
+	}
+	r := shared.CLI(t, "exec", "--json", id, "--", "printf", `\377`)
+	if all := bed.Lines[outcome](t, r.Stdout); len(all) != 1 || all[0].Stdout != nil || string(all[0].StdoutBase64) != "\xff" {
+		t.Errorf("bytes that are no text: %+v", r)
+	}
+}
+
 // exec returns when the command does, even if a child of it holds the output open.
 func TestExecEndsThoughADescendantKeepsStdout(t *testing.T) {
 	t.Parallel()

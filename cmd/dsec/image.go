@@ -174,23 +174,18 @@ func (a *app) imageInspectCmd() *cobra.Command {
 }
 
 func (a *app) imageRmCmd() *cobra.Command {
-	return &cobra.Command{
-		Use: "rm NAME...", Aliases: []string{"delete"}, Short: "Remove images", Example: "  dsec image rm debian",
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "rm NAME...", Aliases: []string{"delete"}, Short: "Remove images", Example: "  dsec image rm debian\n  dsec image rm --json $(dsec image ls -q)",
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages(-1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			for _, name := range args {
-				if err := c.DeleteImage(cmd.Context(), name); err != nil {
-					return err
-				}
-				if _, err := fmt.Fprintln(a.stdout, name); err != nil {
-					return err
-				}
-			}
-			return nil
+			return a.removeNamed(args, "name", asJSON, func(name string) error { return c.DeleteImage(cmd.Context(), name) })
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print each outcome as a line of JSON")
+	return cmd
 }

@@ -274,6 +274,16 @@ func TestProcesses(t *testing.T) {
 	if r := c.run("attach", "--from", "5", id, pid); r.code != 7 || r.out != "56789\nbye\n" {
 		t.Errorf("%+v", r)
 	}
+	if r := c.run("attach", "--from", "500", id, pid); r.code != 7 || r.out != "" || !strings.Contains(r.err, "offset 500 is past the end of the output, which has 15 bytes\n") {
+		t.Errorf("%+v", r)
+	}
+	for dec := json.NewDecoder(strings.NewReader(c.ok("logs", "--json", id, pid))); dec.More(); {
+		var l logJSON
+		if err := dec.Decode(&l); err != nil || l.PID == 0 || l.Tag != "srv" || l.Text == nil ||
+			!(l.Stream == "stdout" && (*l.Text == "0123456789\n" || *l.Text == "bye\n") || l.Stream == "stderr") {
+			t.Errorf("logs --json: %+v, %v", l, err)
+		}
+	}
 	if r := c.run("logs", "-f", id); r.code != 0 || !strings.Contains(r.out, "srv | bye") {
 		t.Errorf("%+v", r)
 	}
@@ -354,6 +364,10 @@ func TestImages(t *testing.T) {
 	}
 	if out := c.ok("image", "rm", "mine"); out != "mine" {
 		t.Errorf("%q", out)
+	}
+	if r := c.run("image", "rm", "--json", "nope", "busybox", "mine"); r.code != 1 || strings.Count(r.out, "\n") != 3 ||
+		!strings.Contains(r.out, `{"name":"busybox"}`) || !strings.Contains(r.out, "image_not_found") || !strings.Contains(r.err, "2 of 3 were not removed") {
+		t.Errorf("%+v", r)
 	}
 	c.fails(1, "image_not_found", "image", "inspect", "mine")
 	c.fails(2, "say what to do", "image")

@@ -213,6 +213,17 @@ func TestDetachPsAttachLogsKill(t *testing.T) {
 	if r.Code != 5 || r.Stdout != whole.String()[from:] || !strings.Contains(r.Stderr, "err\n") {
 		t.Errorf("attach from %d: exit code %d, %d bytes of %d, stderr %q", from, r.Code, len(r.Stdout), whole.Len()-from, r.Stderr)
 	}
+	if r := shared.CLI(t, "attach", "--from", "999999", id, "job"); r.Code != 5 || r.Stdout != "" || !strings.Contains(r.Stderr, "past the end of the output") {
+		t.Errorf("attach from past the end: %+v", r)
+	}
+	type line struct {
+		PID               uint32
+		Tag, Stream, Text string
+	}
+	if l := bed.Lines[line](t, shared.Must(t, "logs", "--json", id)); len(l) != 1002 || !slices.Contains(l, line{started.PID, "job", "stderr", "err\n"}) ||
+		!slices.Contains(l, line{started.PID, "job", "stdout", "line 999\n"}) {
+		t.Errorf("logs --json: %d lines, %+v", len(l), l[max(0, len(l)-3):])
+	}
 	if all := shared.Must(t, "logs", id); strings.Count(all, "job | line ") != 1000 {
 		t.Errorf("logs of all processes: %d lines", strings.Count(all, "job | "))
 	}
@@ -331,7 +342,9 @@ func TestImageVerbs(t *testing.T) {
 	id := shared.Must(t, "create", "e2e/tree:1")
 	shared.Fails(t, 1, "image_in_use", "image", "rm", "e2e/tree:1")
 	shared.Must(t, "rm", id)
-	shared.Must(t, "image", "rm", "e2e/tree:1")
+	if out := shared.Must(t, "image", "rm", "--json", "e2e/tree:1"); out != `{"name":"e2e/tree:1"}` {
+		t.Errorf("image rm --json: %s", out)
+	}
 	shared.Fails(t, 1, "image_not_found", "image", "inspect", "e2e/tree:1")
 	shared.Fails(t, 1, "image_not_found", "image", "rm", "e2e/tree:1")
 }

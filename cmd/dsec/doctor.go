@@ -20,8 +20,9 @@ func (a *app) doctorCmd() *cobra.Command {
 	var sandboxes int
 	c := &cobra.Command{
 		Use: "doctor", Short: "Check this machine, or audit it for leaks",
-		Long: `Tries what a node needs on this machine and says how to mend what is missing. Fails if a
-node could not work.
+		Long: `Tries what a node needs on this machine, and of the file system of its data directory, and
+says how to mend what is missing and which backends can be used. Fails if a node could
+not work.
 
 With --audit, lists everything of sandboxes that the kernel and the disk hold:
 processes, namespaces, control groups, mounts, loop devices, sockets, directories. Fails if some
@@ -50,6 +51,7 @@ func (a *app) doctor(ctx context.Context, data string, sandboxes int, asJSON boo
 		return err
 	}
 	checks := doctor.Checks(ctx, data, guest, sandboxes)
+	backends := doctor.Backends(checks)
 	failed := 0
 	for _, c := range checks {
 		if c.Status == doctor.Fail {
@@ -57,13 +59,25 @@ func (a *app) doctor(ctx context.Context, data string, sandboxes int, asJSON boo
 		}
 	}
 	if asJSON {
-		err = a.json(map[string]any{"ok": failed == 0, "checks": checks})
+		err = a.json(map[string]any{"ok": failed == 0, "checks": checks, "backends": backends})
 	} else {
 		var rows [][]string
 		for _, c := range checks {
 			rows = append(rows, []string{c.Name, string(c.Status), c.Detail, orDash(c.Fix)})
 		}
 		err = table(a.stdout, []string{"CHECK", "STATUS", "DETAIL", "FIX"}, rows)
+		if err == nil {
+			rows = nil
+			for _, b := range backends {
+				usable := "no"
+				if b.Usable {
+					usable = "yes"
+				}
+				rows = append(rows, []string{string(b.Name), usable, b.Detail})
+			}
+			fmt.Fprintln(a.stdout)
+			err = table(a.stdout, []string{"BACKEND", "USABLE", "DETAIL"}, rows)
+		}
 	}
 	if err == nil && failed > 0 {
 		err = fmt.Errorf("%d checks failed: a node cannot run sandboxes here", failed)

@@ -11,12 +11,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 	"dsec/client"
 	"dsec/internal/guest/bin"
@@ -149,6 +151,9 @@ func (a *app) saveContext(info up.Info, token string) error {
 }
 
 func (a *app) printUp(f *upFlags, info up.Info) error {
+	if !slices.Contains(info.Backends, v1.BackendContainer) {
+		fmt.Fprintln(a.stderr, "dsec: containers do not work on this machine; 'dsec doctor' says why")
+	}
 	if f.json {
 		return a.jsonLine(info)
 	}

@@ -31,6 +31,7 @@ import (
 	"dsec/internal/backend/hollow"
 	"dsec/internal/control"
 	"dsec/internal/control/store"
+	"dsec/internal/doctor"
 	"dsec/internal/edge"
 	"dsec/internal/edge/local"
 	imagestore "dsec/internal/image/store"
@@ -71,6 +72,8 @@ type Info struct {
 	Node    string    `json:"node"`
 	Version string    `json:"version"`
 	Started time.Time `json:"started_at"`
+	// Backends that work here.
+	Backends []v1.Backend `json:"backends"`
 }
 
 // node is what Run starts, in this order, and stops in the opposite one.
@@ -101,7 +104,7 @@ func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error
 	if err != nil {
 		return err
 	}
-	info := Info{PID: os.Getpid(), URL: url(n.control.Addr().Network(), n.control.Addr().String(), opts.TLS != nil), Node: n.edge.ID(), Version: opts.Version, Started: time.Now().UTC()}
+	info := Info{PID: os.Getpid(), URL: url(n.control.Addr().Network(), n.control.Addr().String(), opts.TLS != nil), Node: n.edge.ID(), Version: opts.Version, Started: time.Now().UTC(), Backends: n.edge.Node().Backends}
 	if err := n.publish(info); err != nil {
 		return err
 	}
@@ -143,6 +146,11 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	}
 	if err := raiseOpenFiles(); err != nil {
 		return "", err
+	}
+	if err := doctor.DataDir(ctx, n.opts.Data); errors.Is(err, errs.DataUnsuitable) {
+		return "", err
+	} else if err != nil { // a full disk, say, must not keep us from what runs already
+		n.opts.Log.Warn("creates may fail: a try of the data directory did; see 'dsec doctor'", "err", err)
 	}
 	if token, err = loadToken(n.path("root.token")); err != nil {
 		return "", err

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -368,6 +369,11 @@ func TestTokenAndNodeVerbs(t *testing.T) {
 	}
 }
 
+type backendInfo struct {
+	Name, Detail string
+	Usable       bool
+}
+
 func TestVersionCompletionDoctorBench(t *testing.T) {
 	t.Parallel()
 	v := bed.JSON[map[string]string](t, shared, "version", "--json")
@@ -387,9 +393,20 @@ func TestVersionCompletionDoctorBench(t *testing.T) {
 		t.Errorf("completion of images:\n%s", out)
 	}
 	doctor := bed.JSON[struct {
-		OK     bool
-		Checks []struct{ Name, Status, Detail string }
+		OK       bool
+		Checks   []struct{ Name, Status, Detail string }
+		Backends []backendInfo
 	}](t, shared, "doctor", "--json", "--data", shared.Data)
+	usable := map[string]bool{}
+	for _, b := range doctor.Backends {
+		usable[b.Name] = b.Usable
+		if b.Detail == "" {
+			t.Errorf("doctor says nothing of the backend %s", b.Name)
+		}
+	}
+	if want := map[string]bool{"container": true, "hollow": true, "microvm": false, "fullvm": false, "fncall": false}; !maps.Equal(usable, want) {
+		t.Errorf("backends: %v", usable)
+	}
 	if !doctor.OK || len(doctor.Checks) < 5 {
 		t.Errorf("doctor: %+v", doctor)
 	}

@@ -90,6 +90,7 @@ const (
 	StateConflict     Code = "state_conflict"
 	NodeRunning       Code = "node_running"
 	AddressInUse      Code = "address_in_use"
+	DataUnsuitable    Code = "data_unsuitable"
 	BodyTooLarge      Code = "body_too_large"
 	NodeFull          Code = "node_full"
 	NoNode            Code = "no_node"
@@ -161,9 +162,10 @@ var Table = []Row{
 	{StateConflict, Conflict, 409, true, false, "another operation changed the state; read it and retry"},
 	{NodeRunning, Conflict, 409, false, false, "use it; or stop it with 'dsec down', or use another --data"},
 	{AddressInUse, Conflict, 409, false, false, "another program listens there: stop it, or choose another --listen"},
+	{DataUnsuitable, Unsupported, 501, false, false, "choose a --data on a disk, such as ext4 or xfs"},
 	{BodyTooLarge, TooLarge, 413, false, false, "send it as a stream, or in parts below the limit"},
 	{NodeFull, Capacity, 503, true, true, "wait for the retry-after time or remove sandboxes"},
-	{NoNode, Unavailable, 503, true, true, "no edge is registered; start one"},
+	{NoNode, Unavailable, 503, true, true, "no node is ready, or none has the backend; see 'dsec node ls' and 'dsec doctor'"},
 	{DiskFull, NoSpace, 507, true, true, "free disk space in the data directory"},
 	{EdgeUnreachable, Unavailable, 502, true, true, "the node does not answer; retry or look at it"},
 	{GuestUnreachable, Unavailable, 502, true, true, "the sandbox's guest does not answer; inspect the sandbox"},

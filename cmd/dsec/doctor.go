@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
-	v1 "dsec/api/v1"
 	"dsec/client"
 	"dsec/internal/doctor"
 	"dsec/internal/guest/bin"
@@ -24,9 +26,11 @@ func (a *app) doctorCmd() *cobra.Command {
 says how to mend what is missing and which backends can be used. Fails if a node could
 not work.
 
-With --audit, lists everything of sandboxes that the kernel and the disk hold:
-processes, namespaces, control groups, mounts, loop devices, sockets, directories. Fails if some
-belong to a sandbox that the server does not know, or if there is no server and any are left.`,
+With --audit, counts everything of sandboxes that the kernel and the disk hold: processes,
+namespaces, control groups, mounts, loop devices, directories, sockets. SERVER are the
+node's own, which it keeps while it runs; SANDBOXES are of those that it knows; LEAKS
+are of nobody, or left by a node that does not run: then it fails. OTHERS, if there are
+any, belong to nodes with another data directory.`,
 		Example: "  dsec doctor\n  dsec doctor --audit --json", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if sandboxes < 1 {
@@ -101,9 +105,12 @@ func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
 			known[s.ID] = true
 		}
 	}
-	report, err := doctor.Run([]string{data}, func(id string) bool {
-		node, _, err := v1.ParseSandboxID(id)
-		return known[id] || served && err == nil && node != info.Node // another data directory's
+	abs, err := filepath.Abs(data)
+	if err != nil {
+		return err
+	}
+	report, err := doctor.Run(doctor.Node{
+		Data: abs, ID: up.NodeID(abs), Group: up.Group(abs), Served: served, Known: func(id string) bool { return known[id] },
 	})
 	if err != nil {
 		return err
@@ -111,22 +118,41 @@ func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
 	if asJSON {
 		err = a.json(report)
 	} else {
-		var rows [][]string
-		for _, k := range []string{"process", "namespace", "cgroup", "mount", "loop", "directory", "socket"} {
-			rows = append(rows, []string{k, fmt.Sprint(report.Counts[k])})
-		}
-		err = table(a.stdout, []string{"KIND", "COUNT"}, rows)
-		for _, o := range report.Orphans {
-			fmt.Fprintf(a.stdout, "orphan: %s %s (sandbox %s)\n", o.Kind, o.Name, o.Sandbox)
-		}
+		err = a.printAudit(report)
 	}
 	switch {
 	case err != nil:
 		return err
-	case len(report.Orphans) > 0:
+	case len(report.Leaks) > 0 && served:
 		return errors.New("there are leaks: the objects above belong to no sandbox that the server knows; 'dsec down' and 'dsec up' remove them")
-	case !served:
-		return report.Empty()
 	}
-	return nil
+	return report.Empty()
+}
+
+func (a *app) printAudit(report *doctor.Audit) error {
+	owners := []doctor.Owner{doctor.OfServer, doctor.OfSandboxes, doctor.Leak}
+	if len(report.Owners[doctor.OfOthers]) > 0 {
+		owners = append(owners, doctor.OfOthers)
+	}
+	head := []string{"KIND"}
+	for _, o := range owners {
+		head = append(head, strings.ToUpper(string(o)))
+	}
+	var rows [][]string
+	for _, k := range doctor.Kinds {
+		row := []string{k}
+		for _, o := range owners {
+			row = append(row, strconv.Itoa(report.Owners[o][k]))
+		}
+		rows = append(rows, row)
+	}
+	err := table(a.stdout, head, rows)
+	for _, i := range report.Leaks {
+		of := "no sandbox"
+		if i.Sandbox != "" {
+			of = "sandbox " + i.Sandbox
+		}
+		fmt.Fprintf(a.stdout, "leak: %s %s (%s)\n", i.Kind, i.Name, of)
+	}
+	return err
 }

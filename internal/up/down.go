@@ -39,6 +39,18 @@ func Find(data string) (Info, error) {
 	return info, nil
 }
 
+// NodeID returns the id of the node of a data directory; empty if there never was one.
+func NodeID(data string) string {
+	var me struct {
+		Node string `json:"node"`
+	}
+	b, err := os.ReadFile(filepath.Join(data, "edge", "identity.json"))
+	if err != nil || json.Unmarshal(b, &me) != nil {
+		return ""
+	}
+	return me.Node
+}
+
 // Token returns the root token of a data directory's node.
 func Token(data string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(data, "root.token"))

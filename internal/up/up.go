@@ -210,15 +210,16 @@ func Containers(ctx context.Context, data string, guest []byte, layers container
 	}
 	return container.New(container.Config{
 		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: "/sys/fs/cgroup",
-		CgroupName: groupName(data), Layers: layers, FirstID: firstID,
+		CgroupName: Group(data), Layers: layers, FirstID: firstID,
 	})
 }
 
 // firstID is the first host id that sandboxes have, above those of people and services.
 const firstID = 1 << 20
 
-// groupName is the node's own parent group, so that several nodes can share a machine.
-func groupName(data string) string {
+// Group names the parent control group of a data directory's node, so that several nodes
+// can share a machine.
+func Group(data string) string {
 	sum := sha256.Sum256([]byte(data))
 	return "dsec-" + hex.EncodeToString(sum[:4])
 }

@@ -2,11 +2,16 @@ package e2e
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"dsec/test/bed"
 )
 
 // Images cannot be mounted from tmpfs, which must be said before anything is created.
@@ -49,5 +54,53 @@ func TestDataDirectoryOnTmpfsIsRefused(t *testing.T) {
 	}
 	if left, err := os.ReadDir(data); err != nil || len(left) > 2 { // its lock and the log
 		t.Errorf("left in the data directory: %v, %v", left, err)
+	}
+}
+
+// The audit tells the server's own from what belongs to sandboxes and from leaks.
+func TestAuditTellsWhoseThingsAre(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	type report struct {
+		Owners map[string]map[string]int
+		Leaks  []struct{ Kind, Name, Sandbox, Owner string }
+	}
+	audit := func(code int) report {
+		t.Helper()
+		r := b.CLI(t, "doctor", "--audit", "--json", "--data", b.Data)
+		var rep report
+		if err := json.Unmarshal([]byte(r.Stdout), &rep); err != nil || r.Code != code {
+			t.Fatalf("%v, exit code %d: %s%s", err, r.Code, r.Stdout, r.Stderr)
+		}
+		return rep
+	}
+	idle := audit(0)
+	if own := idle.Owners["server"]; own["cgroup"] == 0 || own["process"] != 0 || len(idle.Owners["sandboxes"]) != 0 {
+		t.Errorf("an idle server: %+v", idle)
+	}
+	id := b.Must(t, "create", bed.Image)
+	for kind, n := range map[string]int{"process": 1, "socket": 1, "directory": 1, "namespace": 7} {
+		if got := audit(0).Owners["sandboxes"][kind]; got != n {
+			t.Errorf("%d %s of a sandbox, want %d", got, kind, n)
+		}
+	}
+	b.Must(t, "rm", id)
+	if busy := audit(0); !maps.Equal(busy.Owners["server"], idle.Owners["server"]) || len(busy.Owners["sandboxes"]) != 0 {
+		t.Errorf("after the removal: %+v, before: %+v", busy, idle)
+	}
+	text := b.Must(t, "doctor", "--audit", "--data", b.Data)
+	if !strings.HasPrefix(text, "KIND ") || !regexp.MustCompile(`(?m)^process +0 +0 +0`).MatchString(text) {
+		t.Errorf("%s", text)
+	}
+	// A directory of a sandbox that the server removed long ago.
+	stray := filepath.Join(b.Data, "hollow", id)
+	if err := os.WriteFile(stray, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if leaks := audit(1).Leaks; len(leaks) != 1 || leaks[0].Name != stray || leaks[0].Owner != "leaks" {
+		t.Errorf("%+v", leaks)
+	}
+	if err := os.Remove(stray); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -16,6 +16,7 @@ const (
 	// sandbox would only die of OOM.
 	MinMemoryBytes = 16 << 20
 	MinPIDs        = 16
+	MinLease       = 1 // second: below it a client that is only slow would lose its sandbox
 	maxEnvBytes    = 256 << 10
 	maxLabels      = 64
 )
@@ -63,6 +64,9 @@ func (s *Spec) Validate() error {
 	}
 	if s.MaxTTL < 0 {
 		return bad("max_ttl_s", "must not be negative")
+	}
+	if s.Lease < 0 || s.Lease > 0 && s.Lease < MinLease {
+		return bad("lease_s", "%g is below the minimum of %d s", float64(s.Lease), MinLease)
 	}
 	if !validHostname(s.Hostname) {
 		return bad("hostname", "%q is not a host name (letters, digits, '-', at most 63)", s.Hostname)

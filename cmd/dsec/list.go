@@ -141,6 +141,9 @@ func describe(sb *v1.Sandbox, now time.Time) [][]string {
 		{"user, directory", orDash(s.User) + ", " + orDash(s.WorkDir)}, {"hostname", orDash(s.Hostname)},
 		{"labels", pairs(s.Labels)}, {"environment", pairs(s.Env)},
 	}...)
+	if s.Lease > 0 {
+		rows = append(rows, []string{"lease", s.Lease.Duration().String()})
+	}
 	if u := sb.Usage; u != nil {
 		rows = append(rows, [][]string{
 			{"cpu used", fmt.Sprintf("%.2f s", u.CPUSeconds)},

@@ -441,6 +441,7 @@ func TestUsageErrors(t *testing.T) {
 		}
 	}
 	c.fails(2, "--pids must be more than 0", "create", "--pids", "-3", "busybox")
+	c.fails(2, "--lease must be at least 1s", "run", "--lease", "10ms", "busybox", "--", "true")
 	c.fails(2, "not be negative", "run", "--timeout", "-1s", "busybox", "--", "true")
 	c.fails(2, "not be negative", "token", "create", "--right", "read", "--ttl", "-1s", "x")
 	c.fails(2, "at least 1", "doctor", "--sandboxes", "0")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "dsec/api/v1"
 	"dsec/client"
 )
 
@@ -15,16 +16,21 @@ import (
 // patience, has ended.
 const removeTimeout = 30 * time.Second
 
+const minLease = v1.MinLease * time.Second
+
 func (a *app) runCmd() *cobra.Command {
 	var sf specFlags
 	var tty, noStdin, asJSON bool
 	maxOutput := bytesValue(defaultMaxOutput)
-	var timeout time.Duration
+	var timeout, lease time.Duration
 	cmd := &cobra.Command{
 		Use:   "run [flags] IMAGE -- CMD [ARG...]",
 		Short: "Run one command in a new sandbox, then remove it",
 		Long: `Run creates a sandbox, connects the command to stdin, stdout and stderr, removes the
-sandbox, also after Ctrl-C, and returns the command's exit code.`,
+sandbox, also after Ctrl-C, and returns the command's exit code.
+
+If run itself is killed, or is stopped or cut off from the server for longer than
+--lease, the server removes the sandbox.`,
 		Example: `  dsec run debian -- python3 -c 'print(6*7)'
   tar c . | dsec run --memory 2g debian -- sh -c 'tar x && make test'
   dsec run -t debian -- bash`,
@@ -38,6 +44,10 @@ sandbox, also after Ctrl-C, and returns the command's exit code.`,
 			if timeout < 0 {
 				return usagef("a timeout must not be negative")
 			}
+			if lease < 0 || lease > 0 && lease < minLease {
+				return usagef("--lease must be at least %v, or 0 for none", minLease)
+			}
+			spec.Lease = v1.Seconds(lease.Seconds())
 			if asJSON && tty {
 				return usagef("--json cannot be used with -t")
 			}
@@ -62,6 +72,7 @@ sandbox, also after Ctrl-C, and returns the command's exit code.`,
 	f.BoolVar(&noStdin, "no-stdin", false, "give the command no stdin")
 	f.BoolVar(&asJSON, "json", false, "print the outcome as an object, as 'dsec exec --json' does")
 	f.Var(&maxOutput, "max-output", "with --json: keep this much of each of stdout and stderr")
+	f.DurationVar(&lease, "lease", time.Minute, "how long the sandbox outlives this program if that is killed or cut off; 0: for ever")
 	f.DurationVar(&timeout, "timeout", 0, "kill the command after this time")
 	return cmd
 }
@@ -80,7 +91,15 @@ func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, w w
 		}
 		return err
 	}
+	alive, release := context.WithCancel(ctx)
+	renewed := make(chan struct{})
+	go func() {
+		defer close(renewed)
+		sb.KeepAlive(alive) // if it cannot, the sandbox goes, and the command says so
+	}()
 	defer func() {
+		release()
+		<-renewed
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 		defer cancel()
 		if rerr := sb.Delete(rctx); rerr != nil && !alreadyGone(rerr) {

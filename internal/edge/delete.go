@@ -87,6 +87,7 @@ func (e *Edge) forget(s *sandbox) {
 	}
 	e.gone.add(v.ID)
 	e.mu.Unlock()
+	s.unlimit()
 	e.giveBack(s)
 	if err := e.journal.note(record{Sandbox: v1.Sandbox{ID: v.ID}, Removed: true}); err != nil {
 		e.cfg.Log.Error("journal a removal", "sandbox", v.ID, "err", err) // the next start finds nothing left and forgets it too

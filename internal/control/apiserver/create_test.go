@@ -222,6 +222,23 @@ func TestOneOfSeveralWaitersMayLeave(t *testing.T) {
 	}
 }
 
+func TestRenew(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	sb := w.create(`{"backend":"hollow","lease_s":30}`)
+	if sb.Spec.Lease != 30 {
+		t.Errorf("%+v", sb.Spec)
+	}
+	path := "/v1/sandboxes/" + sb.ID
+	if status, _, raw := w.do("POST", path+"/renew", nil); status != 204 {
+		t.Errorf("renew: %d %s", status, raw)
+	}
+	w.do("DELETE", path, nil)
+	w.problem("sandbox_gone", "POST", path+"/renew", nil)
+	w.problem("sandbox_not_found", "POST", "/v1/sandboxes/nosuch/renew", nil)
+	w.problem("bad_spec", "POST", "/v1/sandboxes", `{"backend":"hollow","lease_s":0.5}`)
+}
+
 func TestUnknownBackendSaysWhichThereAre(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -51,7 +51,7 @@ func (s *Spec) Validate() error {
 		return bad("image", "is required")
 	}
 	if s.MemoryBytes < MinMemoryBytes {
-		return bad("memory_bytes", "%d is below the %d that a sandbox needs to start", s.MemoryBytes, int64(MinMemoryBytes))
+		return bad("memory_bytes", "%d is below the %d (%d MiB) that a sandbox needs to start", s.MemoryBytes, int64(MinMemoryBytes), MinMemoryBytes>>20)
 	}
 	if s.CPUMillis < 10 {
 		return bad("cpu_millis", "%d is below the minimum of 10", s.CPUMillis)

@@ -94,10 +94,11 @@ func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
 	info, err := up.Find(data)
 	served := err == nil
 	if served {
-		c, err := a.client()
+		c, err := a.clientOf(data, info)
 		if err != nil {
 			return err
 		}
+		defer c.Close()
 		for s, err := range c.All(ctx, client.ListOptions{}) {
 			if err != nil {
 				return fmt.Errorf("ask the server at %s for its sandboxes: %w", info.URL, err)
@@ -127,6 +128,22 @@ func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
 		return errors.New("there are leaks: the objects above belong to no sandbox that the server knows; 'dsec down' and 'dsec up' remove them")
 	}
 	return report.Empty()
+}
+
+// clientOf is a client of a data directory's own server: the context file may name another.
+func (a *app) clientOf(data string, info up.Info) (*client.Client, error) {
+	o, err := a.clientOptions()
+	if err != nil {
+		return nil, err
+	}
+	if a.url == "" {
+		if o.URL = info.URL; a.token == "" {
+			if o.Token, err = up.Token(data); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return client.New(o)
 }
 
 func (a *app) printAudit(report *doctor.Audit) error {

@@ -44,6 +44,8 @@ duration_ms, and error if the platform failed or there is no such command.`,
 				return usagef("--detach cannot be used with -i or -t")
 			case asJSON && tty:
 				return usagef("--json cannot be used with -t")
+			case cmd.Flags().Changed("max-output") && (!asJSON || detach):
+				return usagef("--max-output is for --json without --detach")
 			case maxOutput < 1:
 				return usagef("--max-output must be more than 0")
 			case tty && !isTerminal(a.stdin):

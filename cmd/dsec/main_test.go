@@ -446,6 +446,9 @@ func TestUsageErrors(t *testing.T) {
 	c.fails(2, "not be negative", "token", "create", "--right", "read", "--ttl", "-1s", "x")
 	c.fails(2, "at least 1", "doctor", "--sandboxes", "0")
 	c.fails(2, "--slots", "up", "--slots", "0")
+	for _, listen := range []string{"", "bogus", "127.0.0.1:99999", "unix:"} {
+		c.fails(2, "HOST:PORT or unix:/path", "up", "--listen", listen)
+	}
 	c.fails(2, "auto, dir, tar", "image", "import", "--format", "zip", "x", "y")
 	c.fails(2, `"99999999999999999999" for "--from" flag: value out of range`, "events", "--from", "99999999999999999999")
 }

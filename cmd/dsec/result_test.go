@@ -85,5 +85,7 @@ func TestExecJSON(t *testing.T) {
 		t.Errorf("%+v", j)
 	}
 	c.fails(2, "cannot be used with -t", "exec", "--json", "-t", id, "--", "true")
+	c.fails(2, "is for --json", "run", "--max-output", "1m", "busybox", "--", "true")
+	c.fails(2, "is for --json", "exec", "-d", "--json", "--max-output", "1m", id, "--", "true")
 	c.fails(2, "--max-output", "run", "--json", "--max-output", "0", "busybox", "--", "true")
 }

@@ -51,6 +51,9 @@ If run itself is killed, or is stopped or cut off from the server for longer tha
 			if asJSON && tty {
 				return usagef("--json cannot be used with -t")
 			}
+			if cmd.Flags().Changed("max-output") && !asJSON {
+				return usagef("--max-output is for --json")
+			}
 			if maxOutput < 1 {
 				return usagef("--max-output must be more than 0")
 			}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,6 +49,9 @@ same data directory takes them over. 'dsec down' removes them.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.opts.Slots < 1 || f.opts.CPUOvercommit <= 0 || f.opts.MemoryOvercommit <= 0 {
 				return usagef("--slots, --cpu-overcommit and --memory-overcommit must be more than 0")
+			}
+			if !listenable(f.opts.Listen) {
+				return usagef("--listen %q: write HOST:PORT or unix:/path", f.opts.Listen)
 			}
 			if f.detach {
 				return a.upDetached(cmd.Context(), &f)
@@ -130,6 +134,18 @@ func (a *app) alreadyUp(data string, running error) error {
 		return e.Because(err)
 	}
 	return e
+}
+
+func listenable(address string) bool {
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
+		return strings.Trim(path, "/") != ""
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	_, err = net.LookupPort("tcp", port)
+	return err == nil
 }
 
 func (a *app) contextPath() (string, error) {

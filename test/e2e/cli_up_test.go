@@ -74,11 +74,17 @@ func TestAuditTellsWhoseThingsAre(t *testing.T) {
 		}
 		return rep
 	}
+	elsewhere := filepath.Join(t.TempDir(), "context.json")
+	if err := os.WriteFile(elsewhere, []byte(`{"url":"http://127.0.0.1:1","token":"x"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	idle := audit(0)
 	if own := idle.Owners["server"]; own["cgroup"] == 0 || own["process"] != 0 || len(idle.Owners["sandboxes"]) != 0 {
 		t.Errorf("an idle server: %+v", idle)
 	}
 	id := b.Must(t, "create", bed.Image)
+	// Whatever server the context file names, the data directory's own is asked.
+	b.Must(t, "doctor", "--audit", "--data", b.Data, "--context", elsewhere)
 	for kind, n := range map[string]int{"process": 1, "socket": 1, "directory": 1, "namespace": 7} {
 		if got := audit(0).Owners["sandboxes"][kind]; got != n {
 			t.Errorf("%d %s of a sandbox, want %d", got, kind, n)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -24,20 +23,26 @@ import (
 // version is set by the linker.
 var version = "dev"
 
+// init is the whole guest, since only init functions are sure to run on the main thread
+// without a call of runtime.LockOSThread, for which the runtime starts a thread more: of
+// all that a sandbox costs, threads are the dearest.
+//
 // The main thread does nothing once the guest serves, so that it never blocks a signal. The
 // kernel drops a signal to PID 1 from inside only if that thread does not block it; one
 // that it blocks, as the runtime does around each fork, goes to another thread and there
 // ends the process (kernel 6.18: complete_signal looks at the default action alone).
-func init() { runtime.LockOSThread() }
-
-func main() {
+func init() {
 	failed := make(chan error)
-	go func() { failed <- run() }()
-	if err := <-failed; err != nil {
-		os.Stderr.WriteString("dsec-guest: " + err.Error() + "\n")
-		os.Exit(1)
+	serve, err := prepare()
+	if err == nil {
+		go func() { failed <- serve() }()
+		err = <-failed
 	}
+	os.Stderr.WriteString("dsec-guest: " + err.Error() + "\n")
+	os.Exit(1)
 }
+
+func main() {}
 
 // oomScore of the sandbox's programs: the kernel prefers to kill them rather than PID 1.
 const oomScore = 300
@@ -48,44 +53,50 @@ const (
 	listenerFD = 4
 )
 
-func run() error {
+// prepare sets the guest up and returns what then serves.
+func prepare() (serve func() error, err error) {
 	debug.SetGCPercent(25) // of the 4 MiB at which the first collection would be
 	if os.Getpid() == 1 {
 		if err := boot.ProtectSelf(); err != nil {
-			return err
+			return nil, err
+		}
+		if err := proc.OwnTimerSlack(); err != nil {
+			return nil, err
 		}
 	}
 	if err := boot.KeepDescriptors(); err != nil {
-		return err
+		return nil, err
 	}
 	if len(os.Args) == 2 && os.Args[1] == "--container" {
-		return runContainer()
+		return container()
 	}
 	if len(os.Args) == 3 && os.Args[1] == "--listen" {
-		return runProcess(os.Args[2])
+		return process(os.Args[2])
 	}
-	return errors.New("usage: dsec-guest --container | --listen PATH")
+	return nil, errors.New("usage: dsec-guest --container | --listen PATH")
 }
 
-// runContainer serves as PID 1: on the channel that it was started with, and for
-// later edges on the listener.
-func runContainer() error {
+// container makes this process PID 1, which serves on the channel that it was started
+// with, and on the listener for later edges.
+func container() (serve func() error, err error) {
 	cfg, err := boot.Container(channelFD)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	server, err := newServer(cfg)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	channel := os.NewFile(channelFD, "channel")
 	conn, err := net.FileConn(channel)
 	channel.Close() // FileConn has its own
 	if err != nil {
-		return err
+		return nil, err
 	}
-	go serveFirst(server, conn)
-	return serve(server, listenerFD)
+	return func() error {
+		go serveFirst(server, conn)
+		return accept(server, listenerFD)
+	}, nil
 }
 
 func serveFirst(server *aether.Server, conn net.Conn) {
@@ -94,28 +105,28 @@ func serveFirst(server *aether.Server, conn net.Conn) {
 	}
 }
 
-// runProcess serves as an ordinary process, for tests; its environment stands for what
+// process serves as an ordinary process, for tests; its environment stands for what
 // an edge would say.
-func runProcess(path string) error {
+func process(path string) (serve func() error, err error) {
 	fd, err := listen(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	generation, err := number("DSEC_GUEST_GENERATION")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	server, err := newServer(&msg.BootConfig{
 		Sandbox: os.Getenv("DSEC_GUEST_NODE"), Generation: generation, User: os.Getenv("DSEC_GUEST_USER"), Cwd: os.Getenv("DSEC_GUEST_CWD"),
 		Env: programEnv(os.Environ()),
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return serve(server, fd)
+	return func() error { return accept(server, fd) }, nil
 }
 
-func serve(server *aether.Server, fd int) error {
+func accept(server *aether.Server, fd int) error {
 	f := os.NewFile(uintptr(fd), "listener")
 	l, err := net.FileListener(f)
 	f.Close() // FileListener has its own
@@ -127,7 +138,7 @@ func serve(server *aether.Server, fd int) error {
 
 func newServer(cfg *msg.BootConfig) (*aether.Server, error) {
 	users := user.NewDatabase("")
-	procs, err := proc.NewTable(proc.Config{User: cfg.User, Cwd: cfg.Cwd, Env: cfg.Env, Users: users, OOMScore: oomScore}, proc.NewReaper())
+	procs, err := proc.NewTable(proc.Config{User: cfg.User, Cwd: cfg.Cwd, Env: cfg.Env, Users: users}, proc.NewReaper(oomScore))
 	if err != nil {
 		return nil, err
 	}

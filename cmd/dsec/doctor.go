@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -30,7 +29,7 @@ With --audit, counts everything of sandboxes that the kernel and the disk hold: 
 namespaces, control groups, mounts, loop devices, directories, sockets. SERVER are the
 node's own, which it keeps while it runs; SANDBOXES are of those that it knows; LEAKS
 are of nobody, or left by a node that does not run: then it fails. OTHERS, if there are
-any, belong to nodes with another data directory.`,
+any, belong to nodes that run on another data directory.`,
 		Example: "  dsec doctor\n  dsec doctor --audit --json", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if sandboxes < 1 {
@@ -90,7 +89,7 @@ func (a *app) doctor(ctx context.Context, data string, sandboxes int, asJSON boo
 }
 
 func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
-	known := map[string]bool{}
+	node := doctor.Node{Data: data}
 	info, err := up.Find(data)
 	served := err == nil
 	if served {
@@ -99,20 +98,16 @@ func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
 			return err
 		}
 		defer c.Close()
+		known := map[string]bool{}
 		for s, err := range c.All(ctx, client.ListOptions{}) {
 			if err != nil {
 				return fmt.Errorf("ask the server at %s for its sandboxes: %w", info.URL, err)
 			}
 			known[s.ID] = true
 		}
+		node.Known = func(id string) bool { return known[id] }
 	}
-	abs, err := filepath.Abs(data)
-	if err != nil {
-		return err
-	}
-	report, err := doctor.Run(doctor.Node{
-		Data: abs, ID: up.NodeID(abs), Group: up.Group(abs), Served: served, Known: func(id string) bool { return known[id] },
-	})
+	report, err := doctor.Run(node)
 	if err != nil {
 		return err
 	}
@@ -125,7 +120,7 @@ func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
 	case err != nil:
 		return err
 	case len(report.Leaks) > 0 && served:
-		return errors.New("there are leaks: the objects above belong to no sandbox that the server knows; 'dsec down' and 'dsec up' remove them")
+		return errors.New("there are leaks: the objects above belong to no sandbox that a running server knows; 'dsec down --data DIR' of their node removes them")
 	}
 	return report.Empty()
 }

@@ -104,7 +104,7 @@ func (c *Control) start(ctx context.Context) error {
 	c.registry = watcher.NewRegistry(c.cfg.Watcher)
 	c.pool = edges.New(edges.Config{Token: edgeToken(signer), Agent: "dsec apiserver " + c.cfg.Version, TLS: c.cfg.EdgeTLS, Log: c.cfg.Log})
 	c.api = apiserver.New(apiserver.Config{
-		Images: c.store, Ping: c.store.Ping, IAM: access, Registry: c.registry, Edges: c.pool, Signer: signer,
+		Images: c.store, Claims: c.store, Ping: c.store.Ping, IAM: access, Registry: c.registry, Edges: c.pool, Signer: signer,
 		Metrics: c.cfg.Metrics, Log: c.cfg.Log, Version: c.cfg.Version, TLS: c.cfg.TLS, StreamTimeout: c.cfg.StreamTimeout, BodyTimeout: c.cfg.BodyTimeout,
 	})
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	v1 "dsec/api/v1"
+	"dsec/internal/backend/container/cgroup"
 )
 
 // Owner says to whom an Item belongs.
@@ -21,8 +21,8 @@ type Owner string
 const (
 	OfServer    Owner = "server"    // of the node that runs on the data directory
 	OfSandboxes Owner = "sandboxes" // of sandboxes that it knows
-	OfOthers    Owner = "others"    // of another data directory's node and its sandboxes
-	Leak        Owner = "leaks"     // of nobody
+	OfOthers    Owner = "others"    // of nodes that run on other data directories, and their sandboxes
+	Leak        Owner = "leaks"     // of nobody, or of a node that does not run
 )
 
 // Item is one kernel or disk object that belongs to a sandbox or to a node's machinery.
@@ -30,6 +30,7 @@ type Item struct {
 	Kind    string `json:"kind"` // one of Kinds
 	Name    string `json:"name"`
 	Sandbox string `json:"sandbox,omitempty"` // empty: a node's own
+	Node    string `json:"node,omitempty"`    // data directory of the running node whose place it is in
 	Owner   Owner  `json:"owner"`
 }
 
@@ -45,30 +46,21 @@ type Audit struct {
 	Known  int                      `json:"known_sandboxes"`
 }
 
-// Node is whose things are looked for. One without an ID is none: all that is found
+// Node is whose things are looked for. The zero value is none: what is of no running node
 // belongs to nobody then.
 type Node struct {
-	Data   string // its data directory, absolute
-	ID     string
-	Group  string // its parent control group
-	Served bool   // it runs
-	Known  func(sandbox string) bool
+	Data  string                    // its data directory
+	Known func(sandbox string) bool // whether its server knows a sandbox; nil if none runs
 }
 
 func (n *Node) ownerOf(i Item) Owner {
-	other, ours := n.ID != "", strings.HasPrefix(i.Name, n.Data+"/") || filepath.Base(i.Name) == n.Group
-	if i.Sandbox != "" {
-		if n.Known(i.Sandbox) {
-			return OfSandboxes
-		}
-		id, _, err := v1.ParseSandboxID(i.Sandbox)
-		other, ours = other && err == nil && id != n.ID, false
-	}
 	switch {
-	case ours && n.Served && i.Kind != "directory":
-		return OfServer
-	case other && !ours:
+	case i.Node != "" && i.Node != n.Data:
 		return OfOthers
+	case i.Sandbox != "" && n.Known != nil && n.Known(i.Sandbox):
+		return OfSandboxes
+	case i.Sandbox == "" && i.Node != "":
+		return OfServer
 	}
 	return Leak
 }
@@ -79,20 +71,35 @@ var idPattern = regexp.MustCompile(`\bs[a-z2-7]{21}\b`)
 // groupPattern is how nodes name their parent control groups.
 var groupPattern = regexp.MustCompile(`^dsec(-[0-9a-f]{8}|test\d+-\d+)$`)
 
+// testGroup is how tests of backends name theirs, with their process id.
+var testGroup = regexp.MustCompile(`^dsectest(\d+)-\d+$`)
+
 // Run looks for everything of sandboxes on this machine, and says what is n's.
-func Run(n Node) (*Audit, error) {
-	a := &Audit{Counts: map[string]int{}, Owners: map[Owner]map[string]int{}, Items: []Item{}, Leaks: []Item{}}
+func Run(n Node) (a *Audit, err error) {
+	a = &Audit{Counts: map[string]int{}, Owners: map[Owner]map[string]int{}, Items: []Item{}, Leaks: []Item{}}
+	if n.Data != "" {
+		if n.Data, err = filepath.Abs(n.Data); err != nil {
+			return nil, err
+		}
+		n.Data = cgroup.Resolve(n.Data) // as the kernel names it
+	}
 	groups, err := cgroups()
 	if err != nil {
 		return nil, err
 	}
-	add := func(kind, name, sandbox string) {
-		a.Items = append(a.Items, Item{Kind: kind, Name: name, Sandbox: sandbox})
+	owner := members(groups)
+	nodes, err := running(owner)
+	if err != nil {
+		return nil, err
+	}
+	// where is a group, or a path on the host.
+	add := func(kind, name, sandbox, where string) {
+		a.Items = append(a.Items, Item{Kind: kind, Name: name, Sandbox: sandbox, Node: nodes.of(where)})
 	}
 	for _, g := range groups {
-		add("cgroup", g, idPattern.FindString(filepath.Base(g)))
+		add("cgroup", g, sandboxOf(g), g)
 	}
-	if err := processes(groups, add); err != nil {
+	if err := processes(owner, add); err != nil {
 		return nil, err
 	}
 	if err := mounts(add); err != nil {
@@ -101,13 +108,16 @@ func Run(n Node) (*Audit, error) {
 	if err := sockets(add); err != nil {
 		return nil, err
 	}
-	for _, sub := range []string{"scratch/sandboxes", "writable/sandboxes", "hollow"} {
-		entries, err := os.ReadDir(filepath.Join(n.Data, sub))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-		for _, e := range entries {
-			add("directory", filepath.Join(n.Data, sub, e.Name()), e.Name())
+	if n.Data != "" {
+		for _, sub := range []string{"scratch/sandboxes", "writable/sandboxes", "hollow"} {
+			dir := filepath.Join(n.Data, sub)
+			entries, err := os.ReadDir(dir)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, err
+			}
+			for _, e := range entries {
+				add("directory", filepath.Join(dir, e.Name()), e.Name(), dir)
+			}
 		}
 	}
 	for _, o := range []Owner{OfServer, OfSandboxes, OfOthers, Leak} {
@@ -154,9 +164,8 @@ func cgroups() (found []string, err error) {
 	return found, err
 }
 
-// processes finds those in a sandbox's group, and guests that are in none, with the
-// namespaces they hold.
-func processes(groups []string, add func(kind, name, sandbox string)) error {
+// members maps the processes of groups to theirs.
+func members(groups []string) map[int]string {
 	owner := map[int]string{}
 	for _, g := range groups {
 		b, err := os.ReadFile(filepath.Join(g, "cgroup.procs"))
@@ -165,44 +174,138 @@ func processes(groups []string, add func(kind, name, sandbox string)) error {
 		}
 		for f := range strings.FieldsSeq(string(b)) {
 			if pid, err := strconv.Atoi(f); err == nil {
-				owner[pid] = idPattern.FindString(filepath.Base(g))
+				owner[pid] = g
 			}
 		}
 	}
+	return owner
+}
+
+// runningNodes are the nodes that run now: name of the parent group → data directory.
+type runningNodes map[string]string
+
+// running finds nodes by the lock that each holds on its data directory.
+func running(owner map[int]string) (runningNodes, error) {
+	nodes := runningNodes{}
+	err := each(func(pid int, name string) {
+		if owner[pid] != "" { // sandboxes' own do not run nodes
+			return
+		}
+		for fd, path := range descriptors(name) {
+			path = strings.TrimSuffix(path, " (deleted)") // the node runs still
+			if filepath.Base(path) != "lock" {
+				continue
+			}
+			info, err := os.ReadFile("/proc/" + name + "/fdinfo/" + fd)
+			if err == nil && strings.Contains(string(info), "FLOCK") && groupOf(name) == "" {
+				data := filepath.Dir(path)
+				nodes[cgroup.NameOf(data)] = data
+			}
+		}
+	})
+	return nodes, err
+}
+
+// of returns the data directory of the running node to which a group or a path belongs, or "".
+func (n runningNodes) of(where string) string {
+	for dir := where; len(dir) > 1; dir = filepath.Dir(dir) {
+		base := filepath.Base(dir)
+		if data := n[base]; data != "" {
+			return data
+		}
+		if m := testGroup.FindStringSubmatch(base); m != nil { // a test's, without a data directory
+			if _, err := os.Stat("/proc/" + m[1]); err == nil {
+				return "/proc/" + m[1]
+			}
+		}
+		for _, data := range n {
+			if data == dir {
+				return dir
+			}
+		}
+	}
+	return ""
+}
+
+// each calls do for each process, with its id as a number and as /proc has it.
+func each(do func(pid int, name string)) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return err
 	}
-	namespaces := map[string]bool{}
 	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		id, ours := owner[pid]
-		if !ours {
-			if !isGuest(e.Name()) {
-				continue
-			}
-			id = "unknown"
-		}
-		if stat, err := os.ReadFile("/proc/" + e.Name() + "/stat"); err != nil || strings.Contains(string(stat), ") Z ") {
-			continue // it has ended; its parent has yet to say so
-		}
-		add("process", e.Name(), id)
-		for _, kind := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} {
-			ns, err := os.Readlink("/proc/" + e.Name() + "/ns/" + kind)
-			if err == nil && !namespaces[ns] {
-				namespaces[ns] = true
-				add("namespace", ns, id)
-			}
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			do(pid, e.Name())
 		}
 	}
 	return nil
 }
 
+// descriptors maps what a process has open to what it is; none of one that ended.
+func descriptors(pid string) map[string]string {
+	dir := "/proc/" + pid + "/fd/"
+	open, _ := os.ReadDir(dir)
+	to := make(map[string]string, len(open))
+	for _, fd := range open {
+		if what, err := os.Readlink(dir + fd.Name()); err == nil {
+			to[fd.Name()] = what
+		}
+	}
+	return to
+}
+
+// processes finds those in a sandbox's group, and guests that are in none, with the
+// namespaces they hold.
+func processes(owner map[int]string, add func(kind, name, sandbox, where string)) error {
+	namespaces := map[string]bool{}
+	return each(func(pid int, name string) {
+		group, ours := owner[pid]
+		if !ours {
+			if !isGuest(name) {
+				return
+			}
+			group = groupOf(name) // made since we looked at the groups, if it is in one
+		}
+		if stat, err := os.ReadFile("/proc/" + name + "/stat"); err != nil || strings.Contains(string(stat), ") Z ") {
+			return // it has ended; its parent has yet to say so
+		}
+		id := sandboxOf(group)
+		add("process", name, id, group)
+		for _, kind := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} {
+			ns, err := os.Readlink("/proc/" + name + "/ns/" + kind)
+			if err == nil && !namespaces[ns] {
+				namespaces[ns] = true
+				add("namespace", ns, id, group)
+			}
+		}
+	})
+}
+
+// sandboxOf is the id of the sandbox whose group it is; a node's own has none.
+func sandboxOf(group string) string {
+	if group == "" {
+		return "unknown"
+	}
+	return idPattern.FindString(filepath.Base(group))
+}
+
+// groupOf is the node's group that a process says it is in, or "".
+func groupOf(pid string) string {
+	b, err := os.ReadFile("/proc/" + pid + "/cgroup")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		_, path, _ := strings.Cut(strings.TrimSpace(line), "/")
+		if groupPattern.MatchString(filepath.Base(filepath.Dir(path))) {
+			return "/" + path
+		}
+	}
+	return ""
+}
+
 // mounts lists what nodes have mounted on the host, and the loop devices below.
-func mounts(add func(kind, name, sandbox string)) error {
+func mounts(add func(kind, name, sandbox, where string)) error {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return err
@@ -210,7 +313,7 @@ func mounts(add func(kind, name, sandbox string)) error {
 	for line := range strings.Lines(string(b)) {
 		f := strings.Fields(line)
 		if len(f) > 4 && strings.HasSuffix(f[4], "/scratch") && strings.Contains(line, "/dev/loop") {
-			add("mount", f[4], "")
+			add("mount", f[4], "", f[4])
 		}
 	}
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -220,7 +323,8 @@ func mounts(add func(kind, name, sandbox string)) error {
 	for _, f := range files {
 		b, err := os.ReadFile(f)
 		if err == nil && strings.Contains(string(b), "/scratch.img") {
-			add("loop", strings.TrimSpace(string(b))+" on /dev/"+filepath.Base(filepath.Dir(filepath.Dir(f))), "")
+			image := strings.TrimSpace(string(b))
+			add("loop", image+" on /dev/"+filepath.Base(filepath.Dir(filepath.Dir(f))), "", image)
 		}
 	}
 	return nil
@@ -234,33 +338,33 @@ func isGuest(pid string) bool {
 // settle is how long a socket may be without the guest that is to have it, or had it.
 const settle = 100 * time.Millisecond
 
-// sockets lists the guests' listening sockets. They carry no id: the guest that holds one
-// does. One that no guest holds is a leak.
-func sockets(add func(kind, name, sandbox string)) error {
-	found, err := listening()
+// sockets lists the guests' listening sockets. They carry no id: the group of the guest
+// that holds one does. One that no guest holds is a leak.
+func sockets(add func(kind, name, sandbox, where string)) error {
+	last, err := listening()
 	if err != nil {
 		return err
 	}
-	held, err := heldByGuests(found, add)
-	if err != nil || len(held) == len(found) {
-		return err
-	}
-	time.Sleep(settle)
-	still, err := listening()
-	if err != nil {
-		return err
-	}
-	for inode := range found {
-		if held[inode] || !still[inode] {
-			delete(found, inode)
+	held := heldByGuests()
+	for inode := range last {
+		if group, ok := held[inode]; ok {
+			add("socket", "inode "+inode, sandboxOf(group), group)
+			delete(last, inode)
 		}
 	}
-	if held, err = heldByGuests(found, add); err != nil {
+	if len(last) == 0 {
+		return nil
+	}
+	time.Sleep(settle)
+	now, err := listening()
+	if err != nil {
 		return err
 	}
-	for inode := range found {
-		if !held[inode] {
-			add("socket", "inode "+inode, "unknown")
+	held = heldByGuests()
+	for inode := range last {
+		if now[inode] {
+			group := held[inode] // none, if no guest holds it
+			add("socket", "inode "+inode, sandboxOf(group), group)
 		}
 	}
 	return nil
@@ -282,40 +386,24 @@ func listening() (map[string]bool, error) {
 	return found, nil
 }
 
-// heldByGuests adds those of the sockets that a guest holds, and returns them.
-func heldByGuests(sockets map[string]bool, add func(kind, name, sandbox string)) (map[string]bool, error) {
-	held := map[string]bool{}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		if _, err := strconv.Atoi(e.Name()); err != nil || !isGuest(e.Name()) {
-			continue
+// heldByGuests maps the inodes of sockets that guests hold to the guests' groups.
+func heldByGuests() map[string]string {
+	held := map[string]string{}
+	_ = each(func(_ int, pid string) {
+		if !isGuest(pid) {
+			return
 		}
-		groups, err := os.ReadFile("/proc/" + e.Name() + "/cgroup")
-		if err != nil {
-			continue // it ended
-		}
-		id := idPattern.FindString(string(groups))
-		if id == "" {
-			id = "unknown"
-		}
-		dir := "/proc/" + e.Name() + "/fd/"
-		fds, _ := os.ReadDir(dir) // none of one that ended
-		for _, fd := range fds {
-			to, _ := os.Readlink(dir + fd.Name())
-			inode := strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")
-			if sockets[inode] && !held[inode] {
-				held[inode] = true
-				add("socket", "inode "+inode, id)
+		group := groupOf(pid)
+		for _, to := range descriptors(pid) {
+			if inode, ok := strings.CutPrefix(to, "socket:["); ok {
+				held[strings.TrimSuffix(inode, "]")] = group
 			}
 		}
-	}
-	return held, nil
+	})
+	return held
 }
 
-// Empty tells whether nothing is left but what belongs to others; the error lists what is.
+// Empty tells whether no leak is left; the error lists what is.
 func (a *Audit) Empty() error {
 	if len(a.Leaks) == 0 {
 		return nil

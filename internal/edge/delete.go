@@ -76,8 +76,15 @@ func (e *Edge) retryLater(s *sandbox) {
 // forget drops a sandbox of which nothing is left from the table and the journal.
 func (e *Edge) forget(s *sandbox) {
 	v := s.snapshot()
+	if e.get(v.ID) != s { // done already
+		return
+	}
+	// On record before it leaves the table, so that its id is never one that nobody has heard of.
+	if err := e.journal.note(record{Sandbox: v1.Sandbox{ID: v.ID}, Removed: true}); err != nil {
+		e.cfg.Log.Error("journal a removal", "sandbox", v.ID, "err", err) // the next start finds nothing left and forgets it too
+	}
 	e.mu.Lock()
-	if e.sandboxes[v.ID] != s { // done already
+	if e.sandboxes[v.ID] != s {
 		e.mu.Unlock()
 		return
 	}
@@ -85,13 +92,9 @@ func (e *Edge) forget(s *sandbox) {
 	if e.keys[v.IdempotencyKey] == v.ID {
 		delete(e.keys, v.IdempotencyKey)
 	}
-	e.gone.add(v.ID)
 	e.mu.Unlock()
 	s.unlimit()
 	e.giveBack(s)
-	if err := e.journal.note(record{Sandbox: v1.Sandbox{ID: v.ID}, Removed: true}); err != nil {
-		e.cfg.Log.Error("journal a removal", "sandbox", v.ID, "err", err) // the next start finds nothing left and forgets it too
-	}
 	e.feed.removed(v.ID)
 	close(s.removed)
 }
@@ -103,15 +106,12 @@ func (e *Edge) giveBack(s *sandbox) { s.admitted.Do(func() { e.admit.put(s.need)
 // absent says what became of an id that is not in the table.
 func (e *Edge) absent(id string) error {
 	node, epoch, err := v1.ParseSandboxID(id)
-	e.mu.Lock()
-	gone := e.gone.has(id)
-	e.mu.Unlock()
 	x := errs.New(errs.SandboxNotFound, "edge.find", "no sandbox has this id")
 	switch {
-	case gone:
-		x = errs.New(errs.SandboxGone, "edge.find", "the sandbox was removed")
 	case err == nil && node == e.id && epoch < e.epoch:
 		x = errs.New(errs.SandboxLost, "edge.find", "the sandbox was lost when its node restarted")
+	case e.journal.removed(id):
+		x = errs.New(errs.SandboxGone, "edge.find", "the sandbox was removed")
 	}
 	x.Node, x.Sandbox = e.id, id
 	return x

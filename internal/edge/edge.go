@@ -95,7 +95,6 @@ type Edge struct {
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
 	keys      map[string]string // idempotency key → id, of live sandboxes
-	gone      *recent           // ids removed lately
 }
 
 // Node describes this edge and its load.
@@ -176,31 +175,6 @@ func (e *Edge) Audit(ctx context.Context) (resources []backend.Resource, orphans
 		}
 	}
 	return resources, orphans, nil
-}
-
-// recent remembers the last ids that were put into it.
-type recent struct {
-	ids  map[string]struct{}
-	ring []string
-	next int
-}
-
-func newRecent(n int) *recent {
-	return &recent{ids: make(map[string]struct{}), ring: make([]string, n)}
-}
-
-func (r *recent) add(id string) {
-	if old := r.ring[r.next]; old != "" {
-		delete(r.ids, old)
-	}
-	r.ring[r.next] = id
-	r.next = (r.next + 1) % len(r.ring)
-	r.ids[id] = struct{}{}
-}
-
-func (r *recent) has(id string) bool {
-	_, ok := r.ids[id]
-	return ok
 }
 
 func readBootID() (string, error) {

@@ -328,6 +328,40 @@ func TestRestartAdopts(t *testing.T) {
 	}
 }
 
+func TestRemovedIsGoneAfterRestarts(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	c := b.control(e)
+	s, err := b.create(c, e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Call(t.Context(), "", "sandbox.delete", &msg.SandboxRequest{Id: s.ID}, &msg.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second reads what the first has rewritten
+		if err := e.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		e = b.start()
+		c = b.control(e)
+		for _, method := range []string{"sandbox.get", "sandbox.delete"} {
+			if err := c.Call(t.Context(), "", method, &msg.SandboxRequest{Id: s.ID}, &msg.Empty{}); !errors.Is(err, errs.SandboxGone) {
+				t.Errorf("%s of one removed before: %v", method, err)
+			}
+		}
+	}
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.boot = "boot2"
+	e = b.start()
+	if err := b.control(e).Call(t.Context(), "", "sandbox.get", &msg.SandboxRequest{Id: s.ID}, &msg.Empty{}); !errors.Is(err, errs.SandboxLost) {
+		t.Errorf("one removed before a reboot: %v", err)
+	}
+}
+
 func TestRebootLosesSandboxes(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

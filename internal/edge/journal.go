@@ -10,6 +10,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -22,10 +24,12 @@ type record struct {
 	Image   *v1.Image       `json:"image,omitempty"`
 	Handle  json.RawMessage `json:"handle,omitempty"` // the backend's, once it runs
 	Removed bool            `json:"removed,omitempty"`
+	Gone    []string        `json:"gone,omitempty"` // ids removed before, in a line of their own, which is Removed with no id
 }
 
 // journal is the file of records: one line for each change, CRC-32 in hex, a space and
-// JSON; the last line of an id counts. Writes reach the page cache before an operation
+// JSON; the last line of an id counts. The last ids that were removed stay in it, for
+// requests that come for them later. Writes reach the page cache before an operation
 // goes on, which is enough: a sandbox outlives its edge, but never the kernel that
 // would lose the page.
 type journal struct {
@@ -33,6 +37,7 @@ type journal struct {
 	path  string
 	file  *os.File
 	live  map[string][]byte // last line of each sandbox that is not removed
+	gone  *recent           // ids of those that are
 	bytes int64             // of the file
 	kept  int64             // of live
 	stale bool              // the file lacks something of live: rewrite it when that works
@@ -41,10 +46,17 @@ type journal struct {
 // compactAt is the size from which a journal of mostly old lines is rewritten.
 const compactAt = 4 << 20
 
+const (
+	// goneSize is how many removed ids are remembered: 2.5 MB of the file at most, and 7 MB of memory.
+	goneSize = 100_000
+	goneLine = 4096                // of them in one line
+	goneCost = v1.SandboxIDLen + 3 // bytes of one in the file
+)
+
 // openJournal reads path, or starts it, and returns the records that count. A torn
 // last line (the edge died in it) is dropped; damage before that is an error.
 func openJournal(path string) (*journal, []record, error) {
-	j := &journal{path: path, live: map[string][]byte{}}
+	j := &journal{path: path, live: map[string][]byte{}, gone: newRecent(goneSize)}
 	records := map[string]record{}
 	data, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -62,9 +74,15 @@ func openJournal(path string) (*journal, []record, error) {
 			}
 			return nil, nil, fmt.Errorf("journal %s, line %d: %w", path, n, perr)
 		}
+		for _, id := range rec.Gone {
+			j.gone.add(id)
+		}
 		if rec.Removed {
 			delete(records, rec.Sandbox.ID)
 			delete(j.live, rec.Sandbox.ID)
+			if rec.Sandbox.ID != "" {
+				j.gone.add(rec.Sandbox.ID)
+			}
 			continue
 		}
 		records[rec.Sandbox.ID] = rec
@@ -116,8 +134,11 @@ func (j *journal) write(rec record, anyway bool) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	id := rec.Sandbox.ID
-	if rec.Removed && j.live[id] == nil {
-		return nil // nothing tells of it
+	if rec.Removed {
+		j.gone.add(id)
+		if j.live[id] == nil {
+			return nil // nothing tells of it
+		}
 	}
 	err = j.append(line)
 	if err != nil && !anyway {
@@ -131,7 +152,7 @@ func (j *journal) write(rec record, anyway bool) error {
 		j.kept += int64(len(line))
 	}
 	j.stale = j.stale || err != nil
-	if j.stale || j.bytes > compactAt && j.bytes > 4*j.kept {
+	if j.stale || j.bytes > compactAt && j.bytes > 4*(j.kept+int64(len(j.gone.ring))*goneCost) {
 		// All is written already, or err says what is not: the next write tries again.
 		if cerr := j.compact(); cerr == nil {
 			err = nil
@@ -161,10 +182,18 @@ func (j *journal) compact() error {
 		return fmt.Errorf("compact journal: %w", err)
 	}
 	w := bufio.NewWriterSize(f, 1<<16)
-	size := int64(0)
-	for _, line := range j.live {
+	size, kept := int64(0), int64(0)
+	for ids := range slices.Chunk(slices.Collect(j.gone.all()), goneLine) {
+		line, err := formatLine(record{Removed: true, Gone: ids})
+		if err != nil {
+			panic(err) // strings
+		}
 		n, _ := w.Write(line) // the error stays in w until Flush
 		size += int64(n)
+	}
+	for _, line := range j.live {
+		n, _ := w.Write(line)
+		kept += int64(n)
 	}
 	err = w.Flush()
 	if err == nil {
@@ -178,8 +207,34 @@ func (j *journal) compact() error {
 	if j.file != nil {
 		j.file.Close()
 	}
-	j.file, j.bytes, j.kept, j.stale = f, size, size, false
+	j.file, j.bytes, j.kept, j.stale = f, size+kept, kept, false
 	return nil
+}
+
+// Emptied notes in the journal of an edge's directory, whose edge does not run, that none
+// of its sandboxes is left. A journal that cannot be read has nothing more to say.
+func Emptied(dir string) error {
+	path := filepath.Join(dir, "journal")
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	j, records, err := openJournal(path)
+	if err != nil {
+		return os.Remove(path)
+	}
+	for _, rec := range records {
+		if nerr := j.note(record{Sandbox: v1.Sandbox{ID: rec.Sandbox.ID}, Removed: true}); nerr != nil {
+			err = nerr
+		}
+	}
+	return errors.Join(err, j.close())
+}
+
+// removed tells whether id is one of the last that were removed.
+func (j *journal) removed(id string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.gone.has(id)
 }
 
 func (j *journal) close() error {

@@ -53,12 +53,15 @@ func TestJournalSurvivesTornWrites(t *testing.T) {
 		if err := os.Truncate(path, cut); err != nil {
 			rt.Fatal(err)
 		}
-		want := map[string]uint64{}
+		want, gone := map[string]uint64{}, map[string]bool{}
 		for i, s := range steps {
 			if sizes[i] > cut {
 				break
 			}
 			if s.removed {
+				if _, ok := want[s.id]; ok {
+					gone[s.id] = true
+				}
 				delete(want, s.id)
 			} else {
 				want[s.id] = uint64(i)
@@ -76,6 +79,11 @@ func TestJournalSurvivesTornWrites(t *testing.T) {
 			}
 			if fmt.Sprint(got) != fmt.Sprint(want) {
 				rt.Fatalf("cut at %d of %v: got %v, want %v", cut, sizes, got, want)
+			}
+			for id := range gone {
+				if !j.removed(id) {
+					rt.Fatalf("cut at %d of %v: the removal of %s is forgotten", cut, sizes, id)
+				}
 			}
 		}
 	})
@@ -132,6 +140,53 @@ func TestJournalCompacts(t *testing.T) {
 	if err != nil || len(recs) != 2 {
 		t.Errorf("%d records, %v", len(recs), err)
 	}
+}
+
+// The journal remembers removed ids, the last so many of them, in a file that stays small.
+func TestJournalRemembersRemovals(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "journal")
+	j, _, err := openJournal(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = goneSize + 10_000
+	id := func(i int) string { return v1.SandboxID("abcdef", 1, uint64(i)) }
+	if err := j.put(recordOf(id(n), 1)); err != nil { // one that lives through it all
+		t.Fatal(err)
+	}
+	largest := int64(0)
+	for i := range n {
+		if err := j.put(recordOf(id(i), 1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := j.note(record{Sandbox: v1.Sandbox{ID: id(i)}, Removed: true}); err != nil {
+			t.Fatal(err)
+		}
+		largest = max(largest, j.bytes)
+	}
+	if largest > 12<<20 {
+		t.Errorf("the file grew to %d bytes", largest)
+	}
+	for range 2 {
+		j.close()
+		var recs []record
+		if j, recs, err = openJournal(path); err != nil || len(recs) != 1 {
+			t.Fatalf("%d records, %v", len(recs), err)
+		}
+		if j.bytes > 3<<20 {
+			t.Errorf("%d bytes once rewritten", j.bytes)
+		}
+		for i := range n {
+			if got, want := j.removed(id(i)), i >= n-goneSize; got != want {
+				t.Fatalf("removal %d of %d: %v", i, n, got)
+			}
+		}
+		if j.removed(id(n)) || j.removed("") {
+			t.Error("what lives, or nothing, counts as removed")
+		}
+	}
+	j.close()
 }
 
 func FuzzJournal(f *testing.F) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"strings"
 	"time"
 
 	"dsec/aether"
@@ -16,30 +15,8 @@ import (
 
 // newServer serves the control plane's methods itself and relays those of guests.
 func (e *Edge) newServer() *aether.Server {
-	control := func(h aether.Handler) aether.Handler { // only for holders of a capability over the whole node
-		return func(ctx context.Context, s *aether.Stream) (aether.Message, error) {
-			c, ok := s.Principal().(capability.Claims)
-			if !ok || c.Sandbox != capability.AnySandbox {
-				return nil, errs.New(errs.MissingRight, "edge.auth", "the operation is for the control plane").With("right", string(v1.RightAdmin))
-			}
-			if err := c.Allows(capability.AnySandbox, v1.RightAdmin); err != nil {
-				return nil, err
-			}
-			return h(ctx, s)
-		}
-	}
 	return aether.NewServer(aether.ServerConfig{
-		Handlers: map[string]aether.Handler{
-			"sandbox.create": control(aether.Unary(e.serveCreate)),
-			"sandbox.get":    control(aether.Unary(e.serveGet)),
-			"sandbox.renew":  control(aether.Unary(e.serveRenew)),
-			"sandbox.delete": control(aether.Unary(e.serveDelete)),
-			"edge.watch":     control(e.serveWatch),
-			"edge.audit":     control(aether.Unary(e.serveAudit)),
-			"image.import":   control(e.serveImport),
-			"image.delete":   control(aether.Unary(e.serveImageDelete)),
-			"image.list":     control(aether.Unary(e.serveImageList)),
-		},
+		Handlers: e.handlers(),
 		Auth: func(_ context.Context, hello *msg.Hello) (any, error) {
 			c, err := e.signer.Verify(hello.Token)
 			if err != nil {
@@ -54,26 +31,37 @@ func (e *Edge) newServer() *aether.Server {
 	})
 }
 
-// guestMethods are the prefixes of what a guest serves.
-var guestMethods = [...]string{"process.", "session.", "file.", "port.", "guest."}
-
-// IsGuestMethod tells whether a method is served by the guest of the sandbox it targets.
-func IsGuestMethod(method string) bool {
-	if method == "batch" {
-		return true
-	}
-	for _, p := range guestMethods {
-		if strings.HasPrefix(method, p) {
-			return true
+// handlers returns the control plane's methods.
+func (e *Edge) handlers() map[string]aether.Handler {
+	control := func(h aether.Handler) aether.Handler { // only for holders of a capability over the whole node
+		return func(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+			c, ok := s.Principal().(capability.Claims)
+			if !ok || c.Sandbox != capability.AnySandbox {
+				return nil, errs.New(errs.MissingRight, "edge.auth", "the operation is for the control plane").With("right", string(v1.RightAdmin))
+			}
+			if err := c.Allows(capability.AnySandbox, v1.RightAdmin); err != nil {
+				return nil, err
+			}
+			return h(ctx, s)
 		}
 	}
-	return false
+	return map[string]aether.Handler{
+		"sandbox.create": control(aether.Unary(e.serveCreate)),
+		"sandbox.get":    control(aether.Unary(e.serveGet)),
+		"sandbox.renew":  control(aether.Unary(e.serveRenew)),
+		"sandbox.delete": control(aether.Unary(e.serveDelete)),
+		"edge.watch":     control(e.serveWatch),
+		"edge.audit":     control(aether.Unary(e.serveAudit)),
+		"image.import":   control(e.serveImport),
+		"image.delete":   control(aether.Unary(e.serveImageDelete)),
+		"image.list":     control(aether.Unary(e.serveImageList)),
+	}
 }
 
 // route sends a guest's methods to the guest. It takes no lifecycle lock: a removal
 // must never wait for the command that it ends.
 func (e *Edge) route(ctx context.Context, principal any, open *msg.Open) (*aether.Conn, string, error) {
-	if !IsGuestMethod(open.Method) {
+	if open.Method != aether.MethodBatch && aether.GuestGroup(open.Method) == "" {
 		return nil, "", nil
 	}
 	c, ok := principal.(capability.Claims)

@@ -19,9 +19,6 @@ import (
 // feedSize is how many changes a watcher may be behind before it must read all again.
 const feedSize = 8192
 
-// goneSize is how many removed ids are remembered.
-const goneSize = 1 << 16
-
 // identity is what an edge keeps of itself.
 type identity struct {
 	Node   string `json:"node"`
@@ -39,7 +36,7 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 	}
 	e := &Edge{
 		cfg: cfg, started: cfg.Now(), backends: map[v1.Backend]backend.Backend{}, stop: make(chan struct{}),
-		sandboxes: map[string]*sandbox{}, keys: map[string]string{}, gone: newRecent(goneSize),
+		sandboxes: map[string]*sandbox{}, keys: map[string]string{},
 		admit: &admission{capacity: cfg.Capacity, reserve: cfg.Reserve, free: cfg.FreeSpace, now: cfg.Now},
 		feed:  newFeed(feedSize, uint64(cfg.Now().UnixMicro())), // above every number of an earlier process
 	}
@@ -208,9 +205,6 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 		e.cfg.Log.Info("dropping a sandbox's record", "sandbox", v.ID, "why", why)
 		if err := e.journal.note(record{Sandbox: v1.Sandbox{ID: v.ID}, Removed: true}); err != nil {
 			e.cfg.Log.Error("journal a removal", "sandbox", v.ID, "err", err)
-		}
-		if epoch == e.epoch {
-			e.gone.add(v.ID)
 		}
 	}
 	switch {

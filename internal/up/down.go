@@ -14,8 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dsec/api/v1/errs"
+	"dsec/internal/backend/container/cgroup"
 	"dsec/internal/backend/container/scratch"
 	"dsec/internal/backend/hollow"
+	"dsec/internal/edge"
 )
 
 // Find reads where the node of a data directory answers; errs.NodeNotFound if none runs.
@@ -37,18 +39,6 @@ func Find(data string) (Info, error) {
 		return info, errs.New(errs.NodeNotFound, "down", "the node of "+data+" has died")
 	}
 	return info, nil
-}
-
-// NodeID returns the id of the node of a data directory; empty if there never was one.
-func NodeID(data string) string {
-	var me struct {
-		Node string `json:"node"`
-	}
-	b, err := os.ReadFile(filepath.Join(data, "edge", "identity.json"))
-	if err != nil || json.Unmarshal(b, &me) != nil {
-		return ""
-	}
-	return me.Node
 }
 
 // Token returns the root token of a data directory's node.
@@ -82,7 +72,13 @@ func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed in
 		return 0, err
 	}
 	if _, err := os.Stat(filepath.Join(data, "lock")); err != nil {
-		return 0, errs.New(errs.NodeNotFound, "down", data+" is not the data directory of a node").Because(err)
+		// Unless somebody removed it from under a node, of which control groups tell.
+		if found, gerr := cgroup.Find(cgroupRoot, cgroup.NameOf(data)); gerr != nil || len(found) == 0 {
+			return 0, errs.New(errs.NodeNotFound, "down", data+" is not the data directory of a node").Because(errors.Join(err, gerr))
+		}
+		if err := os.MkdirAll(data, 0o700); err != nil {
+			return 0, err
+		}
 	}
 	lock, err := takeOver(ctx, data)
 	if err != nil {
@@ -114,8 +110,7 @@ func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed in
 			removed++
 		}
 	}
-	// No sandbox is left, so neither is any record of one.
-	if err := errors.Join(remove(filepath.Join(data, "edge", "journal")), b.Withdraw(), b.Close()); err != nil {
+	if err := errors.Join(edge.Emptied(filepath.Join(data, "edge")), b.Withdraw(), b.Close()); err != nil {
 		return removed, err
 	}
 	// The last mounts of dead sandboxes go away in the background.

@@ -3,7 +3,6 @@ package up
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/tls"
 	"encoding/binary"
 	"encoding/hex"
@@ -27,6 +26,7 @@ import (
 	"dsec/api/v1/errs"
 	"dsec/internal/backend"
 	"dsec/internal/backend/container"
+	"dsec/internal/backend/container/cgroup"
 	"dsec/internal/backend/container/scratch"
 	"dsec/internal/backend/hollow"
 	"dsec/internal/control"
@@ -152,6 +152,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	} else if err != nil { // a full disk, say, must not keep us from what runs already
 		n.opts.Log.Warn("creates may fail: a try of the data directory did; see 'dsec doctor'", "err", err)
 	}
+	relaxMonitor()
 	if token, err = loadToken(n.path("root.token")); err != nil {
 		return "", err
 	}
@@ -209,20 +210,15 @@ func Containers(ctx context.Context, data string, guest []byte, layers container
 		}
 	}
 	return container.New(container.Config{
-		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: "/sys/fs/cgroup",
-		CgroupName: Group(data), Layers: layers, FirstID: firstID,
+		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: cgroupRoot,
+		CgroupName: cgroup.NameOf(data), Layers: layers, FirstID: firstID,
 	})
 }
 
+const cgroupRoot = "/sys/fs/cgroup"
+
 // firstID is the first host id that sandboxes have, above those of people and services.
 const firstID = 1 << 20
-
-// Group names the parent control group of a data directory's node, so that several nodes
-// can share a machine.
-func Group(data string) string {
-	sum := sha256.Sum256([]byte(data))
-	return "dsec-" + hex.EncodeToString(sum[:4])
-}
 
 func (n *node) edgeConfig(backends []backend.Backend) edge.Config {
 	listen := "unix:" + n.path("edge.sock")

@@ -6,11 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	v1 "dsec/api/v1"
+	"dsec/internal/backend/container/cgroup"
 	"dsec/test/bed"
 )
 
@@ -57,45 +60,59 @@ func TestDataDirectoryOnTmpfsIsRefused(t *testing.T) {
 	}
 }
 
-// The audit tells the server's own from what belongs to sandboxes and from leaks.
+// The audit tells the server's own from what belongs to sandboxes, to other nodes that run
+// and to nobody. Other tests may leave nodes dead for a while, whose things are not looked at.
 func TestAuditTellsWhoseThingsAre(t *testing.T) {
 	t.Parallel()
 	b := bed.New(t, bed.Options{})
+	id := b.Must(t, "create", bed.Image)
+	b.Must(t, "rm", id)
+	type item struct{ Kind, Name, Sandbox, Node, Owner string }
 	type report struct {
 		Owners map[string]map[string]int
-		Leaks  []struct{ Kind, Name, Sandbox, Owner string }
+		Leaks  []item
 	}
-	audit := func(code int) report {
+	audit := func(data string, more ...string) report {
 		t.Helper()
-		r := b.CLI(t, "doctor", "--audit", "--json", "--data", b.Data)
+		r := b.CLI(t, append([]string{"doctor", "--audit", "--json", "--data", data}, more...)...)
 		var rep report
-		if err := json.Unmarshal([]byte(r.Stdout), &rep); err != nil || r.Code != code {
+		if err := json.Unmarshal([]byte(r.Stdout), &rep); err != nil || (r.Code == 1) != (len(rep.Leaks) > 0) || r.Code > 1 {
 			t.Fatalf("%v, exit code %d: %s%s", err, r.Code, r.Stdout, r.Stderr)
 		}
+		rep.Leaks = slices.DeleteFunc(rep.Leaks, func(i item) bool {
+			ours := strings.HasPrefix(i.Sandbox, id[:1+v1.NodeIDLen]) || strings.Contains(i.Name, b.Data+"/") || filepath.Base(i.Name) == cgroup.NameOf(b.Data)
+			return !ours
+		})
 		return rep
 	}
 	elsewhere := filepath.Join(t.TempDir(), "context.json")
 	if err := os.WriteFile(elsewhere, []byte(`{"url":"http://127.0.0.1:1","token":"x"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	idle := audit(0)
-	if own := idle.Owners["server"]; own["cgroup"] == 0 || own["process"] != 0 || len(idle.Owners["sandboxes"]) != 0 {
+	idle := audit(b.Data)
+	if own := idle.Owners["server"]; own["cgroup"] == 0 || own["process"] != 0 || len(idle.Owners["sandboxes"]) != 0 || len(idle.Leaks) != 0 {
 		t.Errorf("an idle server: %+v", idle)
 	}
-	id := b.Must(t, "create", bed.Image)
+	if idle.Owners["others"]["cgroup"] == 0 { // the one that the other tests share
+		t.Errorf("no other node was seen: %+v", idle)
+	}
+	id = b.Must(t, "create", bed.Image)
 	// Whatever server the context file names, the data directory's own is asked.
-	b.Must(t, "doctor", "--audit", "--data", b.Data, "--context", elsewhere)
+	busy := audit(b.Data, "--context", elsewhere)
 	for kind, n := range map[string]int{"process": 1, "socket": 1, "directory": 1, "namespace": 7} {
-		if got := audit(0).Owners["sandboxes"][kind]; got != n {
+		if got := busy.Owners["sandboxes"][kind]; got != n {
 			t.Errorf("%d %s of a sandbox, want %d", got, kind, n)
 		}
 	}
-	b.Must(t, "rm", id)
-	if busy := audit(0); !maps.Equal(busy.Owners["server"], idle.Owners["server"]) || len(busy.Owners["sandboxes"]) != 0 {
-		t.Errorf("after the removal: %+v, before: %+v", busy, idle)
+	if leaks := audit(shared.Data).Leaks; len(busy.Leaks)+len(leaks) != 0 {
+		t.Errorf("leaks: %+v; asked by another node: %+v", busy.Leaks, leaks)
 	}
-	text := b.Must(t, "doctor", "--audit", "--data", b.Data)
-	if !strings.HasPrefix(text, "KIND ") || !regexp.MustCompile(`(?m)^process +0 +0 +0`).MatchString(text) {
+	b.Must(t, "rm", id)
+	if now := audit(b.Data); !maps.Equal(now.Owners["server"], idle.Owners["server"]) || len(now.Owners["sandboxes"]) != 0 {
+		t.Errorf("after the removal: %+v, before: %+v", now, idle)
+	}
+	text := b.CLI(t, "doctor", "--audit", "--data", b.Data).Stdout
+	if !strings.HasPrefix(text, "KIND ") || !regexp.MustCompile(`(?m)^process +0 +0 `).MatchString(text) || !strings.Contains(text, "OTHERS") {
 		t.Errorf("%s", text)
 	}
 	// A directory of a sandbox that the server removed long ago.
@@ -103,10 +120,22 @@ func TestAuditTellsWhoseThingsAre(t *testing.T) {
 	if err := os.WriteFile(stray, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if leaks := audit(1).Leaks; len(leaks) != 1 || leaks[0].Name != stray || leaks[0].Owner != "leaks" {
+	if leaks := audit(b.Data).Leaks; len(leaks) != 1 || leaks[0].Name != stray || leaks[0].Owner != "leaks" {
 		t.Errorf("%+v", leaks)
 	}
 	if err := os.Remove(stray); err != nil {
 		t.Fatal(err)
+	}
+	// What a node leaves that does not run any more is a leak, whoever asks.
+	id = b.Must(t, "create", bed.Image)
+	b.Kill(t)
+	for _, data := range []string{b.Data, shared.Data} {
+		if leaks := audit(data).Leaks; !slices.ContainsFunc(leaks, func(i item) bool { return i.Kind == "process" && i.Sandbox == id }) {
+			t.Errorf("of a dead node, asked on %s: %+v", data, leaks)
+		}
+	}
+	b.Must(t, "down", "--data", b.Data)
+	if leaks := audit(b.Data).Leaks; len(leaks) != 0 {
+		t.Errorf("after 'dsec down': %+v", leaks)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -340,6 +341,81 @@ func TestIdempotencyKeyHoldsOverACrash(t *testing.T) {
 	if err != nil || again.ID() != first.ID() {
 		t.Errorf("%v, %v; want %s", again, err, first.ID())
 	}
+}
+
+// A sandbox whose removal was answered is gone, not unknown, also for a server that was
+// killed at once and started again.
+func TestRemovedIsGoneAfterAKill(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	c := b.Client(t)
+	var ids []string
+	for range 3 {
+		sb, err := c.Create(t.Context(), client.Spec{Image: bed.Image})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, sb.ID())
+		if err := sb.Delete(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.Kill(t)
+		if err := b.Up(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c = b.Client(t)
+		for _, id := range ids {
+			if _, err := c.Get(t.Context(), id); !errors.Is(err, errs.SandboxGone) {
+				t.Errorf("get: %v", err)
+			}
+			if _, err := c.Sandbox(id).Run(t.Context(), "true"); !errors.Is(err, errs.SandboxGone) {
+				t.Errorf("exec: %v", err)
+			}
+			if err := c.Delete(t.Context(), id); !errors.Is(err, errs.SandboxGone) {
+				t.Errorf("remove: %v", err)
+			}
+		}
+	}
+}
+
+// 'dsec down' removes sandboxes too, and their ids say so to the next server.
+func TestRemovedByDownIsGone(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	sb, err := b.Client(t).Create(t.Context(), client.Spec{Image: bed.Image})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Must(t, "down", "--data", b.Data)
+	<-b.Exited()
+	if err := b.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Client(t).Get(t.Context(), sb.ID()); !errors.Is(err, errs.SandboxGone) {
+		t.Errorf("get: %v", err)
+	}
+}
+
+// A data directory that somebody removed from under a killed server leaves processes,
+// groups and mounts behind; 'dsec down' still finds them.
+func TestDownFindsWhatARemovedDirectoryLeft(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	for range 2 {
+		if _, err := b.Client(t).Create(t.Context(), client.Spec{Image: bed.Image}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.Kill(t)
+	_ = os.RemoveAll(b.Data) // not all of it goes where something is mounted below
+	if held, err := b.Held(); err != nil || held["process"] != 2 || held["cgroup"] == 0 {
+		t.Fatalf("held before: %v, %v", held, err)
+	}
+	b.Must(t, "down", "--data", b.Data)
+	if held, err := b.Held(); err != nil || len(held) != 0 {
+		t.Errorf("left: %v, %v", held, err)
+	}
+	b.Fails(t, 1, "node_not_found", "down", "--data", b.Dir)
 }
 
 // After the machine has restarted, the sandboxes of before are lost, and are said to be.

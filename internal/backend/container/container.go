@@ -35,7 +35,7 @@ type Config struct {
 // Backend implements backend.Backend.
 type Backend struct {
 	cfg     Config
-	dir     *os.File // Config.Writable/sandboxes
+	dir     *os.File // Config.Writable/sandboxes, detached
 	log     *os.File // what all guests write to their standard error: only panics
 	cgroups *cgroup.Hierarchy
 	guest   int // the guest binary, O_PATH
@@ -73,9 +73,11 @@ func (b *Backend) prepare() error {
 	if b.log, err = os.OpenFile(filepath.Join(b.cfg.Dir, "guests.log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600); err != nil {
 		return err
 	}
-	if b.dir, err = os.Open(sandboxes); err != nil {
+	dir, err := mount.Detached(sandboxes)
+	if err != nil {
 		return err
 	}
+	b.dir = os.NewFile(uintptr(dir), sandboxes)
 	if b.cgroups, err = cgroup.Open(filepath.Join(b.cfg.Dir, "cgroups.json"), b.cfg.CgroupRoot, "/proc/self/cgroup", b.cfg.CgroupName); err != nil {
 		return err
 	}

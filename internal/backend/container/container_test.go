@@ -228,6 +228,9 @@ func TestWhatASandboxLooksLike(t *testing.T) {
 		{"the image is writable", "echo x >/bin/new && cat /bin/new && rm /bin/busybox2 2>/dev/null; mv /home /house && ls -d /house/user", "x\n/house/user"},
 		{"files of users", "su user -c 'touch /tmp/x; stat -c %u /tmp/x'", "1000"},
 		{"umask", "umask", "0022"},
+		{"timers are as exact as anywhere", "cat /proc/self/timerslack_ns", "50000"},
+		{"/sys is there to look at", "cat /sys/class/net/lo/operstate; touch /sys/x 2>/dev/null || echo read-only; awk '$5 == \"/sys\" {print substr($6, 1, 2)}' /proc/self/mountinfo", "unknown\nread-only\nro"},
+		{"programs are killed before PID 1", "cat /proc/self/oom_score_adj; sleep 0.1; cat /proc/1/oom_score_adj", "300\n0"},
 		{"signals are at their defaults", "grep -E 'Sig(Blk|Ign)' /proc/self/status | awk '{print $2}' | tr '\\n' ' '", "0000000000000000 0000000000000000"},
 	} {
 		if c.what == "files of users" {
@@ -235,6 +238,21 @@ func TestWhatASandboxLooksLike(t *testing.T) {
 		}
 		if got, _ := b.sh(c.script); got != c.want {
 			t.Errorf("%s: %q gave %q, want %q", c.what, c.script, got, c.want)
+		}
+	}
+}
+
+// What is mounted in a sandbox says nothing of where the node keeps its files.
+func TestMountsHideTheHost(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, nil)
+	out, _ := b.sh("cat /proc/self/mountinfo; cat /proc/self/mounts; cat /proc/self/mountstats")
+	if !strings.Contains(out, "upperdir=/"+b.ID()+"/upper,workdir=/"+b.ID()+"/work") {
+		t.Errorf("not the expected overlay in %q", out)
+	}
+	for dir := filepath.Dir(b.Instance.(*instance).b.dir.Name()); dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
+		if strings.Contains(out, filepath.Base(dir)) {
+			t.Errorf("%s of the host is seen: %q", dir, out)
 		}
 	}
 }

@@ -39,6 +39,9 @@ const guestSocket = "guest.sock"
 // channelBuffer is what a guest's channel may hold in the kernel, used only while data is on its way.
 const channelBuffer = 1 << 20
 
+// monitorSlack is the timer slack of the guest's runtime monitor: see internal/guest/proc/slack.go.
+const monitorSlack = 2 * time.Millisecond
+
 // creation carries what the steps of one create hand on to each other.
 type creation struct {
 	b        *Backend
@@ -262,6 +265,7 @@ func (c *creation) clone(ctx context.Context) error {
 	}
 	p.BecomeRoot()
 	p.Setsid()
+	p.TimerSlack(monitorSlack)
 	for from, to := range map[int]int{c.b.null: 0, log: 2, channel: guestChannel, lowListener: guestListener} {
 		if from <= guestListener {
 			return fmt.Errorf("descriptor %d is in the way: the edge was started with closed standard descriptors", from)
@@ -380,6 +384,11 @@ func (c *creation) sendRoot(context.Context) error {
 		return err
 	}
 	defer unix.Close(dev)
+	sys, err := mount.Clone(c.b.stage.sys)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(sys)
 
 	s := c.spec.Sandbox
 	cfg := &msg.BootConfig{
@@ -398,7 +407,7 @@ func (c *creation) sendRoot(context.Context) error {
 	// The head goes with the descriptors; the rest may need several writes.
 	var werr error
 	if err := raw.Write(func(fd uintptr) bool {
-		_, werr = unix.SendmsgN(int(fd), body[:4], unix.UnixRights(root, dev), nil, 0)
+		_, werr = unix.SendmsgN(int(fd), body[:4], unix.UnixRights(root, dev, sys), nil, 0)
 		return werr != unix.EAGAIN
 	}); err != nil {
 		return err

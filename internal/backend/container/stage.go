@@ -8,19 +8,25 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"dsec/internal/backend/container/mount"
 	"dsec/internal/backend/container/spawn"
 )
 
 // stage is where clones start from: threads in a mount namespace that holds nothing but an
-// empty root, /proc and /sys. A child's copy of it is cheap, and the child can simply
+// empty root and /proc. A child's copy of it is cheap, and the child can simply
 // move its own root on top: leaving the host's tree instead takes pivot_root, which
 // looks at every thread of the machine, and an unmount, which waits for all processors.
 //
-// /proc and /sys are there because the kernel gives a user namespace new ones only where it
-// can see them already. Below a sandbox's root they are out of reach, and this /proc hides
-// the processes of others besides.
+// /proc is there because the kernel gives a user namespace a new one only where it can see
+// one already. Below a sandbox's root it is out of reach, and it hides the processes of
+// others besides.
+//
+// The threads also have a network namespace with nothing but loopback: their /sys, which
+// shows that, serves as every sandbox's. One of its own would cost each sandbox a file
+// system, and the kernel looks at all there are to make another.
 type stage struct {
 	jobs  chan func()
+	sys   int    // a detached read-only mount, to be cloned
 	close func() // idempotent
 }
 
@@ -29,29 +35,31 @@ type stage struct {
 func stageThreads() int { return max(1, runtime.NumCPU()/2) }
 
 func newStage() (*stage, error) {
-	s := &stage{jobs: make(chan func())}
-	s.close = sync.OnceFunc(func() { close(s.jobs) })
-	type made struct {
-		ns  int
-		err error
-	}
-	first := make(chan made)
-	go s.run(func() error {
-		ns, err := enterStage()
-		first <- made{ns, err}
+	s := &stage{jobs: make(chan func()), sys: -1}
+	s.close = sync.OnceFunc(func() {
+		close(s.jobs)
+		if s.sys >= 0 {
+			unix.Close(s.sys)
+		}
+	})
+	var mnt, net int
+	first := make(chan error)
+	go s.run(func() (err error) {
+		mnt, net, s.sys, err = enterStage()
+		first <- err
 		return err
 	})
-	m := <-first
-	if m.err != nil {
-		return nil, fmt.Errorf("mount namespace for clones: %w", m.err)
+	if err := <-first; err != nil {
+		return nil, fmt.Errorf("namespaces for clones: %w", err)
 	}
-	defer unix.Close(m.ns)
+	defer unix.Close(mnt)
+	defer unix.Close(net)
 	joined := make(chan error)
 	for range stageThreads() - 1 {
 		go s.run(func() error {
 			err := unix.Unshare(unix.CLONE_FS)
 			if err == nil {
-				err = unix.Setns(m.ns, unix.CLONE_NEWNS)
+				err = errors.Join(unix.Setns(mnt, unix.CLONE_NEWNS), unix.Setns(net, unix.CLONE_NEWNET))
 			}
 			joined <- err
 			return err
@@ -63,7 +71,7 @@ func newStage() (*stage, error) {
 	}
 	if err := errors.Join(all...); err != nil {
 		s.close()
-		return nil, fmt.Errorf("mount namespace for clones: %w", err)
+		return nil, fmt.Errorf("namespaces for clones: %w", err)
 	}
 	return s, nil
 }
@@ -90,45 +98,76 @@ func (s *stage) start(flags uint64, cgroup int, p *spawn.Program) (child *spawn.
 	return child, err
 }
 
-// enterStage moves the calling thread into a new stage and returns its namespace.
-func enterStage() (ns int, err error) {
-	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-		return -1, err
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return -1, fmt.Errorf("make mounts private: %w", err)
-	}
-	ns, err = unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
+// enterStage moves the calling thread into new namespaces and returns them, with a
+// detached mount of their /sys.
+func enterStage() (mnt, net, sys int, err error) {
+	mnt, net, sys = -1, -1, -1
 	defer func() {
 		if err != nil {
-			unix.Close(ns)
+			for _, fd := range []int{mnt, net, sys} {
+				if fd >= 0 {
+					unix.Close(fd)
+				}
+			}
 		}
 	}()
+	if err = unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNET); err != nil {
+		return
+	}
+	if err = loopbackUp(); err != nil {
+		return mnt, net, sys, fmt.Errorf("bring up loopback: %w", err)
+	}
+	if sys, err = mount.Sys(); err != nil { // in the mount namespace where it will be cloned (kernel 6.15)
+		return
+	}
+	if err = unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return
+	}
+	if err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return mnt, net, sys, fmt.Errorf("make mounts private: %w", err)
+	}
+	if mnt, err = unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return
+	}
+	if net, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return
+	}
 	// Nosuid and the like would be locked on the sandboxes' own.
 	const root = "/tmp"
 	for _, m := range []struct{ kind, at, data string }{
-		{"tmpfs", root, "size=4k,nr_inodes=4,mode=0755"}, {"proc", root + "/proc", "hidepid=2"}, {"sysfs", root + "/sys", ""},
+		{"tmpfs", root, "size=4k,nr_inodes=3,mode=0755"}, {"proc", root + "/proc", "hidepid=2"},
 	} {
 		if m.at != root {
-			if err := unix.Mkdir(m.at, 0o555); err != nil {
-				return -1, fmt.Errorf("make %s: %w", m.at, err)
+			if err = unix.Mkdir(m.at, 0o555); err != nil {
+				return mnt, net, sys, fmt.Errorf("make %s: %w", m.at, err)
 			}
 		}
-		if err := unix.Mount("dsec-stage", m.at, m.kind, 0, m.data); err != nil {
-			return -1, fmt.Errorf("mount %s: %w", m.kind, err)
+		if err = unix.Mount("dsec-stage", m.at, m.kind, 0, m.data); err != nil {
+			return mnt, net, sys, fmt.Errorf("mount %s: %w", m.kind, err)
 		}
 	}
-	if err := unix.Chdir(root); err != nil {
-		return -1, err
+	if err = unix.Chdir(root); err != nil {
+		return
 	}
-	if err := unix.PivotRoot(".", "."); err != nil {
-		return -1, fmt.Errorf("pivot_root: %w", err)
+	if err = unix.PivotRoot(".", "."); err != nil {
+		return mnt, net, sys, fmt.Errorf("pivot_root: %w", err)
 	}
-	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return -1, fmt.Errorf("leave the host's tree: %w", err)
+	if err = unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return mnt, net, sys, fmt.Errorf("leave the host's tree: %w", err)
 	}
-	return ns, unix.Chdir("/")
+	return mnt, net, sys, unix.Chdir("/")
+}
+
+func loopbackUp() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	ifr, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr)
 }

@@ -7,6 +7,7 @@ import (
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
+	"dsec/internal/control/store"
 	"dsec/internal/control/watcher"
 )
 
@@ -15,10 +16,12 @@ const syncTimeout = 5 * time.Second
 // flights makes creates under one idempotency key happen once: requests that come while
 // one is under way share it, later ones get what it made, for the life of the key.
 //
-// Keys of before a restart are found in the registry, which has them from the edges.
+// Among apiservers, a claim in the store says which of them may create. Keys of before a
+// restart are also found in the registry, which has them from the edges.
 type flights struct {
 	now func() time.Time
 	ttl time.Duration
+	wg  sync.WaitGroup
 
 	mu     sync.Mutex
 	byKey  map[string]*flight // by scope
@@ -58,7 +61,7 @@ func (f *flights) do(ctx context.Context, key watcher.Key, s *Server, spec v1.Sp
 		run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		fl = &flight{key: key, done: make(chan struct{}), cancel: cancel}
 		f.byKey[key.Scope] = fl
-		go f.fly(run, fl, s, spec)
+		f.wg.Go(func() { f.fly(run, fl, s, spec) })
 	}
 	if fl.key.Fingerprint != key.Fingerprint {
 		f.mu.Unlock()
@@ -90,12 +93,16 @@ func (f *flights) do(ctx context.Context, key watcher.Key, s *Server, spec v1.Sp
 
 // fly runs the create and lands it.
 func (f *flights) fly(ctx context.Context, fl *flight, s *Server, spec v1.Spec) {
-	sb, err := s.createNow(ctx, spec, fl.key.String())
+	claim, sb, err := s.claim(ctx, fl.key)
+	found := sb != nil
+	if err == nil && !found {
+		sb, err = s.createNow(ctx, spec, fl.key.String())
+	}
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	defer fl.cancel()
 	if err == nil && ctx.Err() != nil { // all who waited have left
-		s.reaper.reap(sb.Node, sb.ID)
+		if !found {
+			s.reaper.reap(sb.Node, sb.ID)
+		}
 		err = errs.Wrap(errs.RequestCanceled, "sandbox.create", "the client went away", ctx.Err())
 	}
 	fl.sb, fl.err, fl.ended = sb, err, f.now()
@@ -104,8 +111,51 @@ func (f *flights) fly(ctx context.Context, fl *flight, s *Server, spec v1.Spec) 
 	} else {
 		f.landed = append(f.landed, fl)
 	}
+	fl.cancel()
 	close(fl.done)
+	f.mu.Unlock()
+	if claim == nil {
+		return
+	}
+	// After the answer, which need not wait for it: until then others do.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), syncTimeout)
+	defer cancel()
+	if err == nil {
+		err = claim.Settle(ctx, sb.ID, f.ttl)
+	} else {
+		err = claim.Release(ctx)
+	}
+	if err != nil {
+		s.cfg.Log.Warn("the claim of an idempotency key ends only by itself", "err", err)
+	}
 }
+
+// claim takes the right to create under key, or finds what was made under it.
+func (s *Server) claim(ctx context.Context, key watcher.Key) (store.Claim, *v1.Sandbox, error) {
+	claim, held, err := s.cfg.Claims.Claim(ctx, key.Scope, key.Fingerprint)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case held == nil:
+		// A holder that died may have made it; the registry has heard since.
+		sb, fingerprint, ok := s.cfg.Registry.KeyHolder(key.Scope)
+		if ok && fingerprint != key.Fingerprint {
+			return claim, nil, reused()
+		}
+		return claim, sb, nil
+	case held.Request != key.Fingerprint:
+		return nil, nil, reused()
+	}
+	// Another apiserver made it, perhaps before our watch of its edge has told of it.
+	out, err := s.get(ctx, nil, &idInput{held.Sandbox})
+	if err != nil {
+		return nil, nil, err
+	}
+	return nil, out.Body, nil
+}
+
+// wait returns once all claims have ended.
+func (f *flights) wait() { f.wg.Wait() }
 
 // forget drops what has outlived its key.
 func (f *flights) forget() {

@@ -17,20 +17,6 @@ import (
 
 const upgradeProtocol = "aether/1"
 
-// guestGroups are the groups of methods that clients may use through the relay. What an
-// edge serves for the control plane is not among them: REST is the way to that.
-var guestGroups = [...]string{"process", "session", "file", "port", "guest"}
-
-// guestGroup returns the group of a guest's method, or "".
-func guestGroup(method string) string {
-	for _, g := range guestGroups {
-		if rest, ok := strings.CutPrefix(method, g+"."); ok && rest != "" {
-			return g
-		}
-	}
-	return ""
-}
-
 type principalKey struct{}
 
 func (s *Server) newRelay() *aether.Server {
@@ -119,7 +105,7 @@ func (c *prefixedConn) Read(p []byte) (int, error) {
 // route decides where a client's stream goes.
 func (s *Server) route(ctx context.Context, principal any, open *msg.Open) (*aether.Conn, string, error) {
 	up, target, err := s.routeTo(ctx, principal.(*iam.Principal), open)
-	group := guestGroup(open.Method)
+	group := aether.GuestGroup(open.Method)
 	if open.Method == aether.MethodBatch {
 		group = aether.MethodBatch
 	}
@@ -146,7 +132,7 @@ func (s *Server) routeTo(ctx context.Context, p *iam.Principal, open *msg.Open) 
 		if !relayWhole(open) {
 			return nil, "", nil // taken apart here; each operation is then routed by itself
 		}
-	case guestGroup(open.Method) == "":
+	case aether.GuestGroup(open.Method) == "": // what an edge serves for the control plane is reached by REST
 		return nil, "", errs.New(errs.UnknownMethod, "aether.route", "no method "+quoted(open.Method)+" is served to clients")
 	}
 	if open.Target == "" {
@@ -175,7 +161,7 @@ func relayWhole(open *msg.Open) bool {
 		return false
 	}
 	for _, op := range b.Ops {
-		if guestGroup(op.Method) == "" || op.Target != "" && op.Target != open.Target {
+		if aether.GuestGroup(op.Method) == "" || op.Target != "" && op.Target != open.Target {
 			return false
 		}
 	}

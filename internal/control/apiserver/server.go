@@ -28,6 +28,7 @@ import (
 // Config of a Server. All parts are needed unless they say otherwise.
 type Config struct {
 	Images   store.Images
+	Claims   store.Claims
 	Ping     func(context.Context) error // of the store, for health
 	IAM      *iam.IAM
 	Registry *watcher.Registry
@@ -164,6 +165,7 @@ func (s *Server) Close(ctx context.Context) error {
 	if herr != nil {
 		_ = s.http.Close()
 	}
+	s.flights.wait()
 	s.reaper.wait()
 	return errs.Wrap(errs.DeadlineExceeded, "apiserver.close", "drain", herr)
 }

@@ -1,6 +1,7 @@
 // Package store says what the control plane keeps durably, and nothing else: edges'
 // registrations and epochs, tokens (hashed), the image catalogue and the cluster's
-// signing key. Nothing is kept per sandbox.
+// signing key. Nothing is kept per sandbox, but for minutes the idempotency key of one
+// that was created with such a key.
 //
 // It must not know of HTTP, Aether or placement, and imports no etcd: package etcd
 // beside it is the real implementation, storetest holds the conformance suite and an
@@ -9,6 +10,7 @@ package store
 
 import (
 	"context"
+	"time"
 
 	v1 "dsec/api/v1"
 )
@@ -21,6 +23,7 @@ type Store interface {
 	Tokens
 	Images
 	Keys
+	Claims
 	// Ping returns nil if the storage answers.
 	Ping(ctx context.Context) error
 	Close() error
@@ -93,3 +96,30 @@ type Keys interface {
 	// one cluster get the same.
 	SigningKey(ctx context.Context) ([]byte, error)
 }
+
+// Claims lets one apiserver of all create under an idempotency key.
+type Claims interface {
+	// Claim takes key for the request with that fingerprint. If it is taken for the same
+	// one, Claim waits until that create has ended. It returns a Claim, or what is there
+	// instead: the sandbox made under the key, or the other request that uses it.
+	Claim(ctx context.Context, key, request string) (Claim, *Claimed, error)
+}
+
+// Claim is the right to create under a key. It ends with Settle, with Release, or some
+// seconds after the death of this process.
+type Claim interface {
+	// Settle keeps for a time which sandbox was made.
+	Settle(ctx context.Context, sandbox string, ttl time.Duration) error
+	// Release gives the key up, after a create that failed.
+	Release(ctx context.Context) error
+}
+
+// Claimed is what a key was used for.
+type Claimed struct {
+	Request string    `json:"request"`
+	Sandbox string    `json:"sandbox,omitempty"` // empty: under way
+	Until   time.Time `json:"until,omitzero"`    // of a settled one
+}
+
+// Over says whether a settled claim has lived out its time.
+func (c *Claimed) Over(now time.Time) bool { return c.Sandbox != "" && !now.Before(c.Until) }

@@ -31,11 +31,11 @@ func Container(channel int) (*msg.BootConfig, error) {
 }
 
 func container(channel int) (*msg.BootConfig, error) {
-	cfg, root, dev, err := receive(channel)
+	cfg, given, err := receive(channel)
 	if err != nil {
 		return nil, fmt.Errorf("receive config: %w", err)
 	}
-	if err := mounts(cfg, root, dev); err != nil {
+	if err := mounts(cfg, given); err != nil {
 		return nil, err
 	}
 	if err := unix.Sethostname([]byte(cfg.Hostname)); err != nil {
@@ -51,60 +51,60 @@ func container(channel int) (*msg.BootConfig, error) {
 	return cfg, nil
 }
 
-// receive reads the length-prefixed config and its two descriptors.
-func receive(channel int) (cfg *msg.BootConfig, root, dev int, err error) {
+// given are the detached mounts that the edge makes.
+type given struct{ root, dev, sys int }
+
+// receive reads the length-prefixed config and its descriptors.
+func receive(channel int) (cfg *msg.BootConfig, m given, err error) {
 	head := make([]byte, 4)
-	oob := make([]byte, unix.CmsgSpace(2*4))
+	oob := make([]byte, unix.CmsgSpace(3*4))
 	n, oobn, _, _, err := unix.Recvmsg(channel, head, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_WAITALL)
 	if err != nil {
-		return nil, -1, -1, err
+		return nil, m, err
 	}
 	size := int(binary.BigEndian.Uint32(head))
 	if n != len(head) || size > maxConfig {
-		return nil, -1, -1, fmt.Errorf("bad length (%d bytes, size %d)", n, size)
+		return nil, m, fmt.Errorf("bad length (%d bytes, size %d)", n, size)
 	}
 	cmsgs, err := unix.ParseSocketControlMessage(oob[:oobn])
 	if err != nil || len(cmsgs) != 1 {
-		return nil, -1, -1, fmt.Errorf("no descriptors came: %w", err)
+		return nil, m, fmt.Errorf("no descriptors came: %w", err)
 	}
 	fds, err := unix.ParseUnixRights(&cmsgs[0])
-	if err != nil || len(fds) != 2 {
-		return nil, -1, -1, fmt.Errorf("want 2 descriptors, got %d: %w", len(fds), err)
+	if err != nil || len(fds) != 3 {
+		return nil, m, fmt.Errorf("want 3 descriptors, got %d: %w", len(fds), err)
 	}
 	body := make([]byte, size)
 	for got := 0; got < size; {
 		n, err := unix.Read(channel, body[got:])
 		if err != nil {
-			return nil, -1, -1, err
+			return nil, m, err
 		}
 		if n == 0 {
-			return nil, -1, -1, errors.New("the edge went away")
+			return nil, m, errors.New("the edge went away")
 		}
 		got += n
 	}
 	cfg = &msg.BootConfig{}
 	if err := cfg.ParseWire(body); err != nil {
-		return nil, -1, -1, err
+		return nil, m, err
 	}
-	return cfg, fds[0], fds[1], nil
+	return cfg, given{root: fds[0], dev: fds[1], sys: fds[2]}, nil
 }
 
 // mounts attaches the root, fills in what belongs to this sandbox alone, and enters it.
-func mounts(cfg *msg.BootConfig, root, dev int) error {
-	defer unix.Close(root)
-	defer unix.Close(dev)
-	// /proc and /sys must be made while the stage's are still in sight: the kernel
-	// refuses a user namespace a fresh one that shows more than it could see before.
+func mounts(cfg *msg.BootConfig, g given) error {
+	defer unix.Close(g.root)
+	defer unix.Close(g.dev)
+	defer unix.Close(g.sys)
+	root := g.root
+	// /proc must be made while the stage's is still in sight: the kernel refuses a user
+	// namespace a fresh one that shows more than it could see before.
 	proc, err := filesystem("proc", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(proc)
-	sys, err := filesystem("sysfs", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC|unix.MOUNT_ATTR_RDONLY)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(sys)
 	pts, err := filesystem("devpts", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC, "mode", "0620", "ptmxmode", "0666", "gid", "5")
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ func mounts(cfg *msg.BootConfig, root, dev int) error {
 	for _, m := range []struct {
 		fd   int
 		path string
-	}{{proc, "proc"}, {sys, "sys"}, {dev, "dev"}, {pts, "dev/pts"}, {shm, "dev/shm"}} {
+	}{{proc, "proc"}, {g.sys, "sys"}, {g.dev, "dev"}, {pts, "dev/pts"}, {shm, "dev/shm"}} {
 		if err := unix.Mkdirat(root, m.path, 0o755); err != nil && err != unix.EEXIST && err != unix.EROFS {
 			return fmt.Errorf("make /%s: %w", m.path, err)
 		}

@@ -30,12 +30,12 @@ var reaper = sync.OnceValue(func() *Reaper {
 	if err := unix.CloseRange(3, ^uint(0)>>32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		panic(err)
 	}
-	return NewReaper()
+	return NewReaper(300)
 })
 
 func newTable(t testing.TB, change ...func(*Config)) *Table {
 	t.Helper()
-	cfg := Config{Users: user.NewDatabase(""), Cwd: "/tmp", SpillDir: t.TempDir(), OOMScore: 300}
+	cfg := Config{Users: user.NewDatabase(""), Cwd: "/tmp", SpillDir: t.TempDir()}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -142,8 +142,8 @@ func TestEnvironmentIsOnlyWhatIsAsked(t *testing.T) {
 func TestChildHasCleanState(t *testing.T) {
 	t.Parallel()
 	tab := newTable(t)
-	_, o, _ := run(t, tab, sh(`ls /proc/self/fd; grep -E '^Sig(Blk|Ign)' /proc/self/status; n=0; while [ "$(cat /proc/self/oom_score_adj)" = 0 ] && [ $n -lt 500 ]; do n=$((n+1)); sleep 0.01; done; cat /proc/self/oom_score_adj`))
-	// 3 is ls's own. The score is raised a moment after the exec, so the script waits for it.
+	_, o, _ := run(t, tab, sh(`ls /proc/self/fd; grep -E '^Sig(Blk|Ign)' /proc/self/status; cat /proc/self/oom_score_adj`))
+	// 3 is ls's own.
 	if !strings.HasPrefix(o, "0\n1\n2\n3\nSig") {
 		t.Errorf("descriptors: %q", o)
 	}
@@ -158,6 +158,30 @@ func TestChildHasCleanState(t *testing.T) {
 	}
 	if !strings.HasSuffix(o, "\n300\n") {
 		t.Errorf("oom_score_adj: %q", o)
+	}
+}
+
+// A program and whatever it forks, however soon, has the higher score, and the guest keeps its own.
+func TestScoreIsThereFromTheStart(t *testing.T) {
+	t.Parallel()
+	tab := newTable(t)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 50 {
+				if _, o, _ := run(t, tab, Spec{Cmd: "cat", Args: []string{"/proc/self/oom_score_adj"}}); o != "300\n" {
+					t.Errorf("oom_score_adj of a program: %q", o)
+				}
+				run(t, tab, Spec{Cmd: "/no/such/program"})
+			}
+		})
+	}
+	wg.Wait()
+	r := reaper()
+	r.mu.Lock() // no other test forks now
+	defer r.mu.Unlock()
+	if own, err := os.ReadFile("/proc/self/oom_score_adj"); err != nil || string(own) != string(r.oom.own)+"\n" || string(r.oom.own) == "300" {
+		t.Errorf("own score %q afterwards, %v", own, err)
 	}
 }
 

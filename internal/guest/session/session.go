@@ -56,7 +56,7 @@ type Result struct {
 func start(ctx context.Context, tab *proc.Table, id, shell string, spec proc.Spec, prefix string, null int) (*Session, error) {
 	s := &Session{ID: id, Shell: shell, results: make(chan result, 1), prefix: prefix}
 	name := shell[strings.LastIndexByte(shell, '/')+1:]
-	feed, stdin, text, err := newFeed(name == "bash")
+	feed, stdin, wake, err := newFeed(name == "bash")
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +64,9 @@ func start(ctx context.Context, tab *proc.Table, id, shell string, spec proc.Spe
 	var out [2]int
 	if err := syscall.Pipe2(out[:], syscall.O_CLOEXEC); err != nil {
 		syscall.Close(stdin)
+		if wake >= 0 {
+			syscall.Close(wake)
+		}
 		s.feed.close()
 		return nil, errs.Wrap(errs.InternalError, phase, "make the shell's status pipe", err)
 	}
@@ -72,9 +75,12 @@ func start(ctx context.Context, tab *proc.Table, id, shell string, spec proc.Spe
 
 	spec.Cmd, spec.Session, spec.Input = shell, id, stdin
 	spec.Name = name                                         // how it signs its messages
-	spec.Inherit = []int{-1, -1, -1, -1, text, null, out[1]} // 3 to 9: see script.go
+	spec.Inherit = []int{-1, -1, -1, -1, wake, null, out[1]} // 3 to 9: see script.go
 	p, err := tab.Start(spec)
 	syscall.Close(stdin)
+	if wake >= 0 {
+		syscall.Close(wake)
+	}
 	syscall.Close(out[1])
 	if err == nil && p.Pid == 0 {
 		e, _ := p.Exit()

@@ -25,7 +25,7 @@ var reaper = sync.OnceValue(func() *proc.Reaper {
 	if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		panic(err)
 	}
-	return proc.NewReaper()
+	return proc.NewReaper(0)
 })
 
 func newTable(t testing.TB) *Table {
@@ -176,6 +176,46 @@ func TestDescriptors(t *testing.T) {
 			t.Errorf("%q", o)
 		}
 	})
+}
+
+// What interrupts the wait for the next command does not end the shell.
+func TestWaitIsNotInterrupted(t *testing.T) {
+	eachShell(t, func(t *testing.T, shell string) {
+		s := open(t, newTable(t), Request{Shell: shell})
+		_, pid, _ := run(t, s, "TMOUT=1; (set -o posix) 2>/dev/null && set -o posix; trap : USR1; echo $$", 0)
+		time.Sleep(1500 * time.Millisecond)
+		n, err := strconv.Atoi(strings.TrimSpace(pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(n, syscall.SIGUSR1); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+		for range 2 {
+			if r, o, e := run(t, s, "echo still", 0); r.Ended || o != "still\n" || e != "" {
+				t.Fatal(r, o, e)
+			}
+		}
+	})
+}
+
+// Scripts that were run do not stay in memory.
+func TestScriptsAreForgotten(t *testing.T) {
+	s := open(t, newTable(t), Request{Shell: shells(t)["bash"]})
+	text := ": '" + strings.Repeat("x", 100<<10) + "'"
+	for i := range 50 {
+		if r, _, e := run(t, s, text+"; (exit "+strconv.Itoa(i)+")", 0); r.Code != i || e != "" {
+			t.Fatal(i, r, e)
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(s.feed.file, &st); err != nil {
+		t.Fatal(err)
+	}
+	if kept := st.Blocks * 512; st.Size < 5e6 || kept > 1<<20 {
+		t.Errorf("of %d bytes of scripts %d are kept", st.Size, kept)
+	}
 }
 
 func TestLargeCommandAndOutput(t *testing.T) {

@@ -2,6 +2,8 @@ package cgroup
 
 import (
 	"bufio"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -124,6 +126,11 @@ func Detect(root, self, name string) (*Hierarchy, error) {
 			return nil, fmt.Errorf("cgroup v1 controller %s: %w", c, err)
 		}
 		dir := filepath.Join(mount, own[c], name)
+		if old, err := Find(mount, name); err != nil {
+			return nil, err
+		} else if len(old) > 0 { // of an earlier process of this node, which ran elsewhere in the tree
+			dir = old[0]
+		}
 		if err := mkdir(dir); err != nil {
 			return nil, err
 		}
@@ -133,6 +140,44 @@ func Detect(root, self, name string) (*Hierarchy, error) {
 		}
 	}
 	return h, nil
+}
+
+// NameOf is the parent group of the node with that data directory (absolute): its own, so
+// that several nodes can share a machine.
+func NameOf(data string) string {
+	sum := sha256.Sum256([]byte(Resolve(data)))
+	return "dsec-" + hex.EncodeToString(sum[:4])
+}
+
+// Resolve follows the symbolic links of an absolute path, as far as it exists: a directory
+// has one name then, also after it was removed.
+func Resolve(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	if dir := filepath.Dir(path); dir != path {
+		return filepath.Join(Resolve(dir), filepath.Base(path))
+	}
+	return path
+}
+
+// Find returns the groups with that name below root, wherever they are, outermost first.
+func Find(root, name string) (found []string, err error) {
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil && path == root:
+			return err
+		case err != nil || !d.IsDir(): // groups end while we look
+			return nil
+		case d.Name() == name:
+			found = append(found, path)
+			return fs.SkipDir
+		case strings.HasPrefix(d.Name(), "dsec-"): // another node's: it may have thousands
+			return fs.SkipDir
+		}
+		return nil
+	})
+	return found, err
 }
 
 func ownGroups(self string) (map[string]string, error) {

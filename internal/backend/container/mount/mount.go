@@ -9,14 +9,45 @@ import (
 // Idmapped clones the detached mount layer so that its owners appear shifted by the
 // user namespace's map. Page cache stays shared with every other clone.
 func Idmapped(layer, userns int) (int, error) {
-	fd, err := unix.OpenTree(layer, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	fd, err := Clone(layer)
 	if err != nil {
-		return -1, fmt.Errorf("clone mount: %w", err)
+		return -1, err
 	}
 	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(userns)}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, attr); err != nil {
 		unix.Close(fd)
 		return -1, fmt.Errorf("map ids of mount: %w", err)
+	}
+	return fd, nil
+}
+
+// Sys makes a sysfs, detached, that shows the caller's network namespace and is fit for
+// sandboxes to look at.
+func Sys() (int, error) {
+	fs, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("fsopen sysfs: %w", err)
+	}
+	defer unix.Close(fs)
+	return create(fs, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+}
+
+// Clone clones a detached mount.
+func Clone(mount int) (int, error) {
+	fd, err := unix.OpenTree(mount, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("clone mount: %w", err)
+	}
+	return fd, nil
+}
+
+// Detached opens a directory through a mount of its own, of which it is the root: what is
+// opened below it has paths that begin there. An overlay shows the paths of its upper and
+// work directories to all who see the mount, and those of the host are nobody's business.
+func Detached(dir string) (int, error) {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("clone the mount of %s: %w", dir, err)
 	}
 	return fd, nil
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -90,6 +91,11 @@ func (p *Program) BecomeRoot() {
 	p.add("drop groups", unix.SYS_SETGROUPS, 0, 0)
 	p.add("set gid", unix.SYS_SETRESGID, 0, 0, 0)
 	p.add("set uid", unix.SYS_SETRESUID, 0, 0, 0)
+}
+
+// TimerSlack says by how much the kernel may delay the child's timers.
+func (p *Program) TimerSlack(d time.Duration) {
+	p.add("set timer slack", unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, uintptr(d.Nanoseconds()))
 }
 
 // Setsid starts a session.

@@ -32,8 +32,9 @@ type Config struct {
 
 // Store implements store.Store.
 type Store struct {
-	cli *clientv3.Client
-	cfg Config
+	cli    *clientv3.Client
+	cfg    Config
+	leases leases
 }
 
 var _ store.Store = (*Store)(nil)
@@ -78,10 +79,11 @@ func (s *Store) Ping(ctx context.Context) error {
 
 // Close implements store.Store.
 func (s *Store) Close() error {
-	if err := s.cli.Close(); err != nil && !errors.Is(err, context.Canceled) {
-		return err
+	err := s.closeClaims()
+	if cerr := s.cli.Close(); cerr != nil && !errors.Is(cerr, context.Canceled) {
+		err = errors.Join(err, cerr)
 	}
-	return nil
+	return err
 }
 
 func (s *Store) limit(ctx context.Context) (context.Context, context.CancelFunc) {

@@ -6,5 +6,6 @@ const (
 	prefixEpochs = "/dsec/epochs/" // + node id: decimal counter
 	prefixTokens = "/dsec/tokens/" // + token id: store.TokenRecord
 	prefixImages = "/dsec/images/" // + name: v1.Image
+	prefixClaims = "/dsec/claims/" // + scope of an idempotency key: store.Claimed, under a lease
 	keySigning   = "/dsec/keys/capability"
 )

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"strconv"
 	"sync"
+	"time"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -20,6 +21,8 @@ type Memory struct {
 	nodes  set[v1.Node]
 	tokens set[store.TokenRecord]
 	images set[v1.Image]
+	claims map[string]*claim
+	freed  chan struct{} // closed when a claim ends
 	down   error
 }
 
@@ -28,7 +31,7 @@ var _ store.Store = (*Memory)(nil)
 // NewMemory returns an empty store whose signing key derives from seed.
 func NewMemory(seed string) *Memory {
 	key := sha256.Sum256([]byte(seed))
-	return &Memory{epochs: map[string]uint64{}, key: key[:]}
+	return &Memory{epochs: map[string]uint64{}, key: key[:], claims: map[string]*claim{}, freed: make(chan struct{})}
 }
 
 // Break makes Ping and all writes fail with err until Break(nil).
@@ -241,6 +244,66 @@ func (m *Memory) FollowImages(ctx context.Context, apply func(store.Change[v1.Im
 
 // SigningKey implements store.Keys.
 func (m *Memory) SigningKey(context.Context) ([]byte, error) { return m.key, nil }
+
+type claim struct {
+	m   *Memory
+	key string
+	is  store.Claimed
+}
+
+// Claim implements store.Claims.
+func (m *Memory) Claim(ctx context.Context, key, request string) (store.Claim, *store.Claimed, error) {
+	for {
+		m.mu.Lock()
+		freed, held, down := m.freed, m.claims[key], m.down
+		var c *claim
+		if down == nil && (held == nil || held.is.Over(time.Now())) {
+			c = &claim{m: m, key: key, is: store.Claimed{Request: request}}
+			m.claims[key] = c
+		}
+		var is store.Claimed
+		if held != nil {
+			is = held.is
+		}
+		m.mu.Unlock()
+		switch {
+		case down != nil:
+			return nil, nil, down
+		case c != nil:
+			return c, nil, nil
+		case is.Sandbox != "" || is.Request != request:
+			return nil, &is, nil
+		}
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return nil, nil, errs.Wrap(errs.DeadlineExceeded, "store.claim", "wait for a create with the same key", ctx.Err())
+		}
+	}
+}
+
+// Settle implements store.Claim.
+func (c *claim) Settle(_ context.Context, sandbox string, ttl time.Duration) error {
+	return c.end(func() { c.is.Sandbox, c.is.Until = sandbox, time.Now().Add(ttl) })
+}
+
+// Release implements store.Claim.
+func (c *claim) Release(context.Context) error { return c.end(func() { delete(c.m.claims, c.key) }) }
+
+func (c *claim) end(how func()) error {
+	c.m.mu.Lock()
+	defer c.m.mu.Unlock()
+	if c.m.down != nil {
+		return c.m.down
+	}
+	if c.m.claims[c.key] != c || c.is.Sandbox != "" {
+		return errs.New(errs.StateConflict, "store.claim", "the claim was lost")
+	}
+	how()
+	close(c.m.freed)
+	c.m.freed = make(chan struct{})
+	return nil
+}
 
 // Ping implements store.Store.
 func (m *Memory) Ping(context.Context) error {

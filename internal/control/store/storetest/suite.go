@@ -22,6 +22,8 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 	t.Run("tokens", func(t *testing.T) { testTokens(t, open(t)) })
 	t.Run("images", func(t *testing.T) { testImages(t, open(t)) })
 	t.Run("one signing key", func(t *testing.T) { testSigningKey(t, open(t)) })
+	t.Run("one claim at a time", func(t *testing.T) { testClaims(t, open(t)) })
+	t.Run("a claim is waited for", func(t *testing.T) { testClaimWaits(t, open(t)) })
 	t.Run("a follower's failure ends the follow", func(t *testing.T) { testFollowFails(t, open(t)) })
 }
 
@@ -167,6 +169,96 @@ func testSigningKey(t *testing.T, s store.Store) {
 		if len(k) < 32 || !reflect.DeepEqual(k, keys[0]) {
 			t.Fatalf("keys differ or are short: %x and %x", k, keys[0])
 		}
+	}
+}
+
+func testClaims(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex
+		mine int
+	)
+	for range 20 {
+		wg.Go(func() {
+			c, held, err := s.Claim(ctx, "p:key/with more", "request")
+			switch {
+			case err != nil:
+				t.Error(err)
+			case c != nil:
+				mu.Lock()
+				mine++
+				mu.Unlock()
+				if err := c.Settle(ctx, "sa", time.Minute); err != nil {
+					t.Error(err)
+				}
+				if err := c.Release(ctx); !errors.Is(err, errs.StateConflict) {
+					t.Errorf("releasing a settled claim gives %v", err)
+				}
+			case held.Sandbox != "sa" || held.Request != "request":
+				t.Errorf("held as %+v", held)
+			}
+		})
+	}
+	wg.Wait()
+	if mine != 1 {
+		t.Errorf("%d of 20 have the claim", mine)
+	}
+	if c, held, err := s.Claim(ctx, "p:key/with more", "another"); err != nil || c != nil || held.Request != "request" {
+		t.Errorf("another request is told %+v, %v", held, err)
+	}
+	if c, _, err := s.Claim(ctx, "p:key", "request"); err != nil || c == nil {
+		t.Errorf("another key: %v", err)
+	}
+
+	short, _, err := s.Claim(ctx, "short", "request")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, held, err := s.Claim(ctx, "short", "another"); err != nil || c != nil || held.Request != "request" {
+		t.Errorf("another request meanwhile is told %+v, %v", held, err)
+	}
+	if err := short.Settle(ctx, "sb", time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Millisecond)
+	if c, held, err := s.Claim(ctx, "short", "another"); err != nil || c == nil {
+		t.Errorf("after the claim's time: %+v, %v", held, err)
+	}
+}
+
+func testClaimWaits(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	first, _, err := s.Claim(ctx, "k", "request")
+	if err != nil {
+		t.Fatal(err)
+	}
+	brief, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	if _, _, err := s.Claim(brief, "k", "request"); !errors.Is(err, errs.Deadline) {
+		t.Errorf("waiting too long gives %v", err)
+	}
+	got := make(chan store.Claim)
+	go func() {
+		c, _, err := s.Claim(ctx, "k", "request")
+		if err != nil {
+			t.Error(err)
+		}
+		got <- c
+	}()
+	select {
+	case <-got:
+		t.Fatal("two have the claim")
+	case <-time.After(20 * time.Millisecond):
+	}
+	if err := first.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Settle(ctx, "sa", time.Minute); !errors.Is(err, errs.StateConflict) {
+		t.Errorf("settling a released claim gives %v", err)
+	}
+	if c := <-got; c == nil {
+		t.Error("the claim is lost")
 	}
 }
 

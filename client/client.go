@@ -40,7 +40,7 @@ type Client struct {
 	agent    string
 	http     *http.Client
 	ownHTTP  bool
-	unix     bool
+	socket   string // of a Unix socket: its path
 	dial     func(ctx context.Context, network, addr string) (net.Conn, error)
 	tls      *tls.Config
 	conns    []link
@@ -76,7 +76,7 @@ func New(o Options) (*Client, error) {
 		if u.Host != "" || path == "" {
 			return nil, badURL(o.URL, "a socket is written unix:///path")
 		}
-		c.unix, c.base = true, &url.URL{Scheme: "http", Host: "dsec.sock"}
+		c.socket, c.base = path, &url.URL{Scheme: "http", Host: "dsec.sock"}
 		c.dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, "unix", path)
 		}
@@ -112,12 +112,17 @@ func FromEnv() (*Client, error) {
 	return New(o)
 }
 
-// URL returns the server's address, for messages.
-func (c *Client) URL() string { return c.base.String() }
+// URL returns the server's address as in Options.
+func (c *Client) URL() string {
+	if c.socket != "" {
+		return "unix://" + c.socket
+	}
+	return c.base.String()
+}
 
 // Local says whether the server's address is this machine's own: a Unix socket or loopback.
 func (c *Client) Local() bool {
-	if c.unix {
+	if c.socket != "" {
 		return true
 	}
 	ip := net.ParseIP(c.base.Hostname())

@@ -420,3 +420,20 @@ func TestManyGoroutinesShareOneConnection(t *testing.T) {
 		t.Errorf("%d connections after one break, want 2", n)
 	}
 }
+
+// Messages name the socket, not the host that its requests are made up with.
+func TestURLNamesTheSocket(t *testing.T) {
+	t.Parallel()
+	url := "unix://" + filepath.Join(t.TempDir(), "none.sock")
+	c, err := client.New(client.Options{URL: url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if c.URL() != url || !c.Local() {
+		t.Errorf("%s, local %v", c.URL(), c.Local())
+	}
+	if _, err := c.Health(t.Context()); !errors.Is(err, errs.ServerUnreachable) || !strings.Contains(err.Error(), "no answer from "+url) {
+		t.Errorf("%v", err)
+	}
+}

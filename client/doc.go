@@ -10,6 +10,9 @@
 // reading at client.go, then sandbox.go for the management calls and handle.go for the
 // data plane ([Sandbox.Exec], [Sandbox.Start], [Sandbox.OpenSession], [Sandbox.ReadFile]).
 //
+// A sandbox stays when the program that made it dies, unless it was made with Spec.Lease,
+// which [Sandbox.KeepAlive], in a goroutine of its own, renews.
+//
 // Every error that the platform reports carries a code of the table in api/v1/errs:
 // errors.Is(err, client.ErrNotFound) matches a class, errors.Is(err, errs.NodeFull) a
 // code, and [ErrorOf] returns all of it. A command that ends with a non-zero exit code

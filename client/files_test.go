@@ -299,8 +299,13 @@ func TestCopyFiles(t *testing.T) {
 	if err := f.CopyOut(ctx, "/none", out, client.CopyOptions{}); !errors.Is(err, errs.PathNotFound) {
 		t.Errorf("missing source: %v", err)
 	}
-	if err := f.CopyIn(ctx, filepath.Join(dir, "none"), "/tmp", client.CopyOptions{}); !errors.Is(err, errs.PathNotFound) {
+	if err := f.CopyIn(ctx, filepath.Join(dir, "none"), "/tmp", client.CopyOptions{}); !errors.Is(err, errs.LocalFile) || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("missing local source: %v", err)
+	}
+	for _, bad := range []string{filepath.Join(dir, "none", "x"), filepath.Join(dir, "none") + "/", filepath.Join(dir, "a.txt", "x")} {
+		if err := f.CopyOut(ctx, "/tmp/run", bad, client.CopyOptions{}); !errors.Is(err, errs.LocalFile) || strings.Contains(err.Error(), ".dsec-") {
+			t.Errorf("copy to %s: %v", bad, err)
+		}
 	}
 	if err := f.CopyIn(ctx, filepath.Join(dir, "a.txt"), "/new/dir/", client.CopyOptions{}); err != nil {
 		t.Fatal(err)

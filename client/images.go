@@ -98,12 +98,12 @@ func (s *source) Read(p []byte) (int, error) {
 func (c *Client) ImportPath(ctx context.Context, name, path string, o ImportOptions) (*Image, error) {
 	fi, err := os.Stat(path)
 	if err != nil {
-		return nil, errs.Wrap(errs.BadRequest, "client.import", "the image source cannot be read", err)
+		return nil, localFile("client.import", "read "+path, err)
 	}
 	if !fi.IsDir() {
 		f, err := os.Open(path)
 		if err != nil {
-			return nil, errs.Wrap(errs.BadRequest, "client.import", "the image source cannot be read", err)
+			return nil, localFile("client.import", "read "+path, err)
 		}
 		defer f.Close()
 		return c.Import(ctx, name, f, o)
@@ -122,7 +122,7 @@ func (c *Client) ImportPath(ctx context.Context, name, path string, o ImportOpti
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		pw.CloseWithError(treetar.Pack(ctx, pw, path, treetar.PackOptions{}))
+		pw.CloseWithError(localFile("client.import", "read "+path, treetar.Pack(ctx, pw, path, treetar.PackOptions{})))
 	}()
 	img, err := c.Import(ctx, name, pr, o)
 	pr.CloseWithError(errors.New("import ended"))

@@ -111,7 +111,7 @@ type CopyOptions struct {
 func (f Files) CopyIn(ctx context.Context, local, remote string, o CopyOptions) error {
 	fi, err := os.Stat(local)
 	if err != nil {
-		return errs.Wrap(errs.PathNotFound, "client.copy", "the local file cannot be read", err)
+		return localFile("client.copy", "read "+local, err)
 	}
 	target := remote
 	e, err := f.Stat(ctx, remote)
@@ -128,7 +128,7 @@ func (f Files) CopyIn(ctx context.Context, local, remote string, o CopyOptions) 
 	}
 	src, err := os.Open(local)
 	if err != nil {
-		return errs.Wrap(errs.PathNotFound, "client.copy", "the local file cannot be read", err)
+		return localFile("client.copy", "read "+local, err)
 	}
 	defer src.Close()
 	return f.WriteFrom(ctx, target, counted(src, o.Progress), WriteOptions{Mode: fi.Mode(), Parents: true})
@@ -173,12 +173,30 @@ func (f Files) copyTreeIn(ctx context.Context, local, target string, o CopyOptio
 	_, _, err := f.UnpackFrom(ctx, target, counted(pr, o.Progress), UnpackOptions{KeepOwner: o.KeepOwner, Parents: true})
 	pr.CloseWithError(errCopyEnded)
 	if packErr := <-done; packErr != nil && !errors.Is(packErr, errCopyEnded) && err != nil {
-		return errs.Wrap(errs.BadRequest, "client.copy", "the local tree cannot be read", packErr)
+		return localFile("client.copy", "read "+local, packErr)
 	}
 	return err
 }
 
 var errCopyEnded = errors.New("copy ended")
+
+// localFile says that a failure is of this machine's disk. One that came from the
+// sandbox while data passed through stays what it is.
+func localFile(phase, action string, err error) error {
+	return errs.Wrap(errs.LocalFile, phase, action+" on this machine", withoutTemp(err))
+}
+
+// withoutTemp drops the temporary name that an operation failed on: the action names
+// what the caller knows.
+func withoutTemp(err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) && strings.Contains(pe.Path, tempName) {
+		return pe.Err
+	}
+	return err
+}
+
+const tempName = ".dsec-"
 
 // CopyOut copies a file or directory of the sandbox to the local disk: into local if
 // that is a directory, else as local.
@@ -191,7 +209,7 @@ func (f Files) CopyOut(ctx context.Context, remote, local string, o CopyOptions)
 	if fi, err := os.Stat(local); err == nil && fi.IsDir() && !(IsDir(e) && contentsOnly(remote)) {
 		target = filepath.Join(local, path.Base(e.Path))
 	} else if err != nil && strings.HasSuffix(local, "/") && !IsDir(e) {
-		return errs.New(errs.PathNotFound, "client.copy", "there is no local directory "+local)
+		return localFile("client.copy", "copy to "+local, errors.New("there is no such directory"))
 	}
 	if IsDir(e) {
 		return f.copyTreeOut(ctx, remote, target, o)
@@ -201,11 +219,11 @@ func (f Files) CopyOut(ctx context.Context, remote, local string, o CopyOptions)
 
 func (f Files) copyTreeOut(ctx context.Context, remote, target string, o CopyOptions) error {
 	if err := os.MkdirAll(target, 0o755); err != nil {
-		return fmt.Errorf("copy to %s: %w", target, err)
+		return localFile("client.copy", "copy to "+target, err)
 	}
 	root, err := os.OpenRoot(target)
 	if err != nil {
-		return fmt.Errorf("copy to %s: %w", target, err)
+		return localFile("client.copy", "copy to "+target, err)
 	}
 	defer root.Close()
 	pr, pw := io.Pipe()
@@ -221,7 +239,7 @@ func (f Files) copyTreeOut(ctx context.Context, remote, target string, o CopyOpt
 		return packErr
 	}
 	if err != nil {
-		return fmt.Errorf("copy to %s: %w", target, err)
+		return localFile("client.copy", "copy to "+target, err)
 	}
 	return nil
 }
@@ -237,9 +255,9 @@ func (f Files) copyFileOut(ctx context.Context, remote, target string, e *Entry,
 	if fi, err := os.Stat(target); err == nil && !fi.Mode().IsRegular() {
 		return f.copyInto(r, target, o) // a device or pipe cannot be replaced by a file
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(target), ".dsec-*")
+	tmp, err := os.CreateTemp(filepath.Dir(target), tempName+"*")
 	if err != nil {
-		return fmt.Errorf("copy to %s: %w", target, err)
+		return localFile("client.copy", "copy to "+target, err)
 	}
 	defer os.Remove(tmp.Name())
 	_, err = io.Copy(progressWriter(tmp, o.Progress), r)
@@ -250,13 +268,13 @@ func (f Files) copyFileOut(ctx context.Context, remote, target string, e *Entry,
 		err = tmp.Chown(int(e.Uid), int(e.Gid))
 	}
 	if err := errors.Join(err, tmp.Close()); err != nil {
-		return fmt.Errorf("copy to %s: %w", target, err)
+		return localFile("client.copy", "copy to "+target, err)
 	}
 	if err := os.Chtimes(tmp.Name(), ModTime(e), ModTime(e)); err != nil {
-		return fmt.Errorf("copy to %s: %w", target, err)
+		return localFile("client.copy", "copy to "+target, err)
 	}
 	if err := os.Rename(tmp.Name(), target); err != nil {
-		return fmt.Errorf("copy to %s: %w", target, err)
+		return localFile("client.copy", "copy to "+target, err)
 	}
 	return nil
 }
@@ -264,11 +282,11 @@ func (f Files) copyFileOut(ctx context.Context, remote, target string, e *Entry,
 func (f Files) copyInto(r io.Reader, target string, o CopyOptions) error {
 	w, err := os.OpenFile(target, os.O_WRONLY, 0)
 	if err != nil {
-		return fmt.Errorf("copy to %s: %w", target, err)
+		return localFile("client.copy", "copy to "+target, err)
 	}
 	_, err = io.Copy(progressWriter(w, o.Progress), r)
 	if err := errors.Join(err, w.Close()); err != nil {
-		return fmt.Errorf("copy to %s: %w", target, err)
+		return localFile("client.copy", "copy to "+target, err)
 	}
 	return nil
 }

@@ -32,6 +32,6 @@ say "a command in a sandbox of its own"
 say "eight sandboxes at once: tests fail, a patch is applied, tests pass"
 go run ./examples/repair -image debian -n 8
 
-say "nothing is left"
+say "no sandbox and no leak is left; what the server holds is its own until it stops"
 "$dsec" doctor --audit --data "$state/data"
 echo "the demo took $(($(date +%s) - begin)) s"

@@ -35,7 +35,7 @@ func (m *Document) merge(b []byte) error {
 	return r.err
 }
 
-// SandboxRequest: sandbox.get, sandbox.delete.
+// SandboxRequest: sandbox.get, sandbox.renew, sandbox.delete.
 type SandboxRequest struct {
 	Id   string
 	Wait bool

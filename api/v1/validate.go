@@ -16,6 +16,7 @@ const (
 	// sandbox would only die of OOM.
 	MinMemoryBytes = 16 << 20
 	MinPIDs        = 16
+	MinLease       = 1 // second: below it a client that is only slow would lose its sandbox
 	maxEnvBytes    = 256 << 10
 	maxLabels      = 64
 )
@@ -43,16 +44,14 @@ func (s *Spec) Validate() error {
 	}
 	switch s.Backend {
 	case BackendContainer, BackendHollow:
-	case BackendMicroVM, BackendFullVM, BackendFnCall:
-		return errs.New(errs.UnknownBackend, "spec.validate", fmt.Sprintf("backend %q is not part of this version", s.Backend)).With("field", "backend")
 	default:
-		return errs.New(errs.UnknownBackend, "spec.validate", fmt.Sprintf("unknown backend %q; known: container, hollow", s.Backend)).With("field", "backend")
+		return UnknownBackend("spec.validate", string(s.Backend))
 	}
 	if s.Image == "" && s.Backend != BackendHollow {
 		return bad("image", "is required")
 	}
 	if s.MemoryBytes < MinMemoryBytes {
-		return bad("memory_bytes", "%d is below the %d that a sandbox needs to start", s.MemoryBytes, int64(MinMemoryBytes))
+		return bad("memory_bytes", "%d is below the %d (%d MiB) that a sandbox needs to start", s.MemoryBytes, int64(MinMemoryBytes), MinMemoryBytes>>20)
 	}
 	if s.CPUMillis < 10 {
 		return bad("cpu_millis", "%d is below the minimum of 10", s.CPUMillis)
@@ -65,6 +64,9 @@ func (s *Spec) Validate() error {
 	}
 	if s.MaxTTL < 0 {
 		return bad("max_ttl_s", "must not be negative")
+	}
+	if s.Lease < 0 || s.Lease > 0 && s.Lease < MinLease {
+		return bad("lease_s", "%g is below the minimum of %d s", float64(s.Lease), MinLease)
 	}
 	if !validHostname(s.Hostname) {
 		return bad("hostname", "%q is not a host name (letters, digits, '-', at most 63)", s.Hostname)
@@ -88,6 +90,16 @@ func (s *Spec) Validate() error {
 		}
 	}
 	return nil
+}
+
+// UnknownBackend is the error for a backend that this version does not have.
+func UnknownBackend(phase, name string) *errs.Error {
+	what := "there is no backend %.100q"
+	switch Backend(name) {
+	case BackendMicroVM, BackendFullVM, BackendFnCall:
+		what = "the backend %q is not in this version"
+	}
+	return errs.New(errs.UnknownBackend, phase, fmt.Sprintf(what+"; use container or hollow", name)).With("field", "backend")
 }
 
 func validHostname(h string) bool {

@@ -65,6 +65,7 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 		},
 	}
 	f := cmd.Flags()
+	b.sf.flags = f
 	f.StringVar(&b.image, "image", "", "image of the sandboxes")
 	f.StringVar(&b.sf.backend, "backend", "", "kind of isolation (default container)")
 	f.Var(&b.sf.memory, "memory", "memory limit of each sandbox (default 512MiB)")

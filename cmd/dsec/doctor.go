@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
-	v1 "dsec/api/v1"
 	"dsec/client"
 	"dsec/internal/doctor"
 	"dsec/internal/guest/bin"
@@ -20,14 +21,20 @@ func (a *app) doctorCmd() *cobra.Command {
 	var sandboxes int
 	c := &cobra.Command{
 		Use: "doctor", Short: "Check this machine, or audit it for leaks",
-		Long: `Tries what a node needs on this machine and says how to mend what is missing. Fails if a
-node could not work.
+		Long: `Tries what a node needs on this machine, and of the file system of its data directory, and
+says how to mend what is missing and which backends can be used. Fails if a node could
+not work.
 
-With --audit, lists everything of sandboxes that the kernel and the disk hold:
-processes, namespaces, control groups, mounts, loop devices, sockets, directories. Fails if some
-belong to a sandbox that the server does not know, or if there is no server and any are left.`,
+With --audit, counts everything of sandboxes that the kernel and the disk hold: processes,
+namespaces, control groups, mounts, loop devices, directories, sockets. SERVER are the
+node's own, which it keeps while it runs; SANDBOXES are of those that it knows; LEAKS
+are of nobody, or left by a node that does not run: then it fails. OTHERS, if there are
+any, belong to nodes that run on another data directory.`,
 		Example: "  dsec doctor\n  dsec doctor --audit --json", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if sandboxes < 1 {
+				return usagef("--sandboxes must be at least 1")
+			}
 			if audit {
 				return a.audit(cmd.Context(), data, asJSON)
 			}
@@ -47,6 +54,7 @@ func (a *app) doctor(ctx context.Context, data string, sandboxes int, asJSON boo
 		return err
 	}
 	checks := doctor.Checks(ctx, data, guest, sandboxes)
+	backends := doctor.Backends(checks)
 	failed := 0
 	for _, c := range checks {
 		if c.Status == doctor.Fail {
@@ -54,13 +62,25 @@ func (a *app) doctor(ctx context.Context, data string, sandboxes int, asJSON boo
 		}
 	}
 	if asJSON {
-		err = a.json(map[string]any{"ok": failed == 0, "checks": checks})
+		err = a.json(map[string]any{"ok": failed == 0, "checks": checks, "backends": backends})
 	} else {
 		var rows [][]string
 		for _, c := range checks {
 			rows = append(rows, []string{c.Name, string(c.Status), c.Detail, orDash(c.Fix)})
 		}
 		err = table(a.stdout, []string{"CHECK", "STATUS", "DETAIL", "FIX"}, rows)
+		if err == nil {
+			rows = nil
+			for _, b := range backends {
+				usable := "no"
+				if b.Usable {
+					usable = "yes"
+				}
+				rows = append(rows, []string{string(b.Name), usable, b.Detail})
+			}
+			fmt.Fprintln(a.stdout)
+			err = table(a.stdout, []string{"BACKEND", "USABLE", "DETAIL"}, rows)
+		}
 	}
 	if err == nil && failed > 0 {
 		err = fmt.Errorf("%d checks failed: a node cannot run sandboxes here", failed)
@@ -69,47 +89,82 @@ func (a *app) doctor(ctx context.Context, data string, sandboxes int, asJSON boo
 }
 
 func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
-	known := map[string]bool{}
+	node := doctor.Node{Data: data}
 	info, err := up.Find(data)
 	served := err == nil
 	if served {
-		c, err := a.client()
+		c, err := a.clientOf(data, info)
 		if err != nil {
 			return err
 		}
+		defer c.Close()
+		known := map[string]bool{}
 		for s, err := range c.All(ctx, client.ListOptions{}) {
 			if err != nil {
 				return fmt.Errorf("ask the server at %s for its sandboxes: %w", info.URL, err)
 			}
 			known[s.ID] = true
 		}
+		node.Known = func(id string) bool { return known[id] }
 	}
-	report, err := doctor.Run([]string{data}, func(id string) bool {
-		node, _, err := v1.ParseSandboxID(id)
-		return known[id] || served && err == nil && node != info.Node // another data directory's
-	})
+	report, err := doctor.Run(node)
 	if err != nil {
 		return err
 	}
 	if asJSON {
 		err = a.json(report)
 	} else {
-		var rows [][]string
-		for _, k := range []string{"process", "namespace", "cgroup", "mount", "loop", "directory", "socket"} {
-			rows = append(rows, []string{k, fmt.Sprint(report.Counts[k])})
-		}
-		err = table(a.stdout, []string{"KIND", "COUNT"}, rows)
-		for _, o := range report.Orphans {
-			fmt.Fprintf(a.stdout, "orphan: %s %s (sandbox %s)\n", o.Kind, o.Name, o.Sandbox)
-		}
+		err = a.printAudit(report)
 	}
 	switch {
 	case err != nil:
 		return err
-	case len(report.Orphans) > 0:
-		return errors.New("there are leaks: the objects above belong to no sandbox that the server knows; 'dsec down' and 'dsec up' remove them")
-	case !served:
-		return report.Empty()
+	case len(report.Leaks) > 0 && served:
+		return errors.New("there are leaks: the objects above belong to no sandbox that a running server knows; 'dsec down --data DIR' of their node removes them")
 	}
-	return nil
+	return report.Empty()
+}
+
+// clientOf is a client of a data directory's own server: the context file may name another.
+func (a *app) clientOf(data string, info up.Info) (*client.Client, error) {
+	o, err := a.clientOptions()
+	if err != nil {
+		return nil, err
+	}
+	if a.url == "" {
+		if o.URL = info.URL; a.token == "" {
+			if o.Token, err = up.Token(data); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return client.New(o)
+}
+
+func (a *app) printAudit(report *doctor.Audit) error {
+	owners := []doctor.Owner{doctor.OfServer, doctor.OfSandboxes, doctor.Leak}
+	if len(report.Owners[doctor.OfOthers]) > 0 {
+		owners = append(owners, doctor.OfOthers)
+	}
+	head := []string{"KIND"}
+	for _, o := range owners {
+		head = append(head, strings.ToUpper(string(o)))
+	}
+	var rows [][]string
+	for _, k := range doctor.Kinds {
+		row := []string{k}
+		for _, o := range owners {
+			row = append(row, strconv.Itoa(report.Owners[o][k]))
+		}
+		rows = append(rows, row)
+	}
+	err := table(a.stdout, head, rows)
+	for _, i := range report.Leaks {
+		of := "no sandbox"
+		if i.Sandbox != "" {
+			of = "sandbox " + i.Sandbox
+		}
+		fmt.Fprintf(a.stdout, "leak: %s %s (%s)\n", i.Kind, i.Name, of)
+	}
+	return err
 }

@@ -12,15 +12,23 @@ func (a *app) execCmd() *cobra.Command {
 	var c client.Cmd
 	var env []string
 	var interactive, tty, detach, asJSON bool
+	maxOutput := bytesValue(defaultMaxOutput)
 	cmd := &cobra.Command{
 		Use:   "exec [flags] ID -- CMD [ARG...]",
 		Short: "Run a command in a sandbox",
 		Long: `Exec runs a command and returns its exit code. Signals such as Ctrl-C go to the
 command; a second one gives it up and kills it. With --detach it prints the pid and
-leaves the command running; 'dsec attach' reaches it.`,
+leaves the command running; 'dsec attach' reaches it.
+
+With --json the output is not passed on but part of one object that is printed at the
+end: exit_code (also ours), signal, timed_out, idle_timed_out, stdout and stderr (or
+stdout_base64 and stderr_base64 if they are not UTF-8), stdout_bytes and stderr_bytes
+(written in all), truncated (more than --max-output was written: the middle is missing),
+duration_ms, and error if the platform failed or there is no such command.`,
 		Example: `  dsec exec $id -- ls -l /work
   dsec exec -i $id -- sh -c 'cat > notes' < notes
   dsec exec -it $id -- python3
+  dsec exec --json $id -- make test | jq .exit_code
   dsec exec --detach --tag server $id -- python3 -m http.server`,
 		Args:              commandArgs(1, "ID"),
 		ValidArgsFunction: a.completeSandboxes(1),
@@ -34,8 +42,12 @@ leaves the command running; 'dsec attach' reaches it.`,
 				return usagef("a timeout must not be negative")
 			case detach && (interactive || tty):
 				return usagef("--detach cannot be used with -i or -t")
-			case asJSON && !detach:
-				return usagef("--json is for --detach; without it the output is the command's")
+			case asJSON && tty:
+				return usagef("--json cannot be used with -t")
+			case cmd.Flags().Changed("max-output") && (!asJSON || detach):
+				return usagef("--max-output is for --json without --detach")
+			case maxOutput < 1:
+				return usagef("--max-output must be more than 0")
 			case tty && !isTerminal(a.stdin):
 				return &usageError{msg: errNoTerminal.Error()}
 			}
@@ -48,7 +60,12 @@ leaves the command running; 'dsec attach' reaches it.`,
 			if detach {
 				return platform(a.execDetached(cmd, sb, c, asJSON))
 			}
-			return platform(a.execute(cmd.Context(), sb, c, tty, interactive || tty, true))
+			w := wiring{tty: tty, stdin: interactive || tty, forward: true}
+			if asJSON {
+				w.result = newResult(maxOutput)
+			}
+			err = platform(a.execute(cmd.Context(), sb, c, w))
+			return a.printResult(cmd.Context(), w.result, err)
 		},
 	}
 	f := cmd.Flags()
@@ -61,7 +78,8 @@ leaves the command running; 'dsec attach' reaches it.`,
 	f.DurationVar(&c.IdleTimeout, "idle-timeout", 0, "kill the command after this time without output")
 	f.BoolVarP(&detach, "detach", "d", false, "print the pid and leave the command running")
 	f.StringVar(&c.Tag, "tag", "", "name to find the process by")
-	f.BoolVar(&asJSON, "json", false, "with --detach: print JSON")
+	f.BoolVar(&asJSON, "json", false, "print the outcome as an object: exit_code, stdout, stderr, …; with --detach the pid")
+	f.Var(&maxOutput, "max-output", "with --json: keep this much of each of stdout and stderr")
 	return cmd
 }
 
@@ -112,7 +130,7 @@ func (a *app) shellCmd() *cobra.Command {
 					return fmt.Errorf("sandbox %s has no shell; run programs of its image with 'dsec exec'", args[0])
 				}
 			}
-			return platform(a.execute(cmd.Context(), sb, c, true, true, false))
+			return platform(a.execute(cmd.Context(), sb, c, wiring{tty: true, stdin: true}))
 		},
 	}
 	f := cmd.Flags()

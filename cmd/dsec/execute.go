@@ -16,13 +16,25 @@ import (
 	"dsec/client"
 )
 
+// wiring says how a command is connected to us.
+type wiring struct {
+	tty, stdin bool
+	forward    bool    // our signals go to the command
+	result     *result // takes the output; nil: it goes to ours
+}
+
 // execute runs cmd connected to our own streams. The error holds its exit code.
-func (a *app) execute(ctx context.Context, sb *client.Sandbox, cmd client.Cmd, tty, stdin, forward bool) error {
+func (a *app) execute(ctx context.Context, sb *client.Sandbox, cmd client.Cmd, w wiring) error {
 	o := client.IO{Stdout: a.stdout, Stderr: a.stderr}
-	if stdin {
+	if r := w.result; r != nil {
+		r.sandbox = sb.ID()
+		o.Stdout, o.Stderr = &r.out, &r.errOut
+		o.OnGap = func(bool, uint64, uint64) { r.lost = true }
+	}
+	if w.stdin {
 		o.Stdin = a.stdin
 	}
-	if tty {
+	if w.tty {
 		size, restore, err := a.raw()
 		if err != nil {
 			return err
@@ -41,13 +53,16 @@ func (a *app) execute(ctx context.Context, sb *client.Sandbox, cmd client.Cmd, t
 	if err != nil {
 		return commandError(err)
 	}
-	if tty {
+	if w.result != nil {
+		w.result.pid = p.PID()
+	}
+	if w.tty {
 		defer a.followSize(ctx, p)()
 	}
-	if forward && a.signals != nil {
+	if w.forward && a.signals != nil {
 		defer a.signals.to(func(s syscall.Signal) { p.Signal(ctx, int(s)) })()
 	}
-	return a.wait(p)
+	return a.wait(p, w.result)
 }
 
 // commandError gives a command that could not be run the shell's exit codes.
@@ -61,9 +76,13 @@ func commandError(err error) error {
 	return err
 }
 
-// wait returns the process's end as our own: its exit code, or why there is none.
-func (a *app) wait(p *client.Process) error {
+// wait returns the process's end as our own: its exit code, or why there is none. A
+// result is told of it too.
+func (a *app) wait(p *client.Process, r *result) error {
 	x, err := p.Wait()
+	if r != nil {
+		r.exit = x
+	}
 	switch {
 	case err != nil:
 		return err

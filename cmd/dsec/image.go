@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,6 +23,7 @@ func (a *app) imageCmd() *cobra.Command {
 }
 
 func (a *app) imageImportCmd() *cobra.Command {
+	importFormats := []string{client.FormatAuto, client.FormatDir, client.FormatTar, client.FormatDockerArchive, client.FormatOCILayout}
 	var o client.ImportOptions
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -34,6 +36,9 @@ archive on stdin.`,
   docker save python:3.13 | dsec image import python -`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if !slices.Contains(importFormats, o.Format) {
+				return usagef("--format %q: it is one of %s", o.Format, strings.Join(importFormats, ", "))
+			}
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -56,9 +61,7 @@ archive on stdin.`,
 	}
 	cmd.Flags().StringVar(&o.Format, "format", client.FormatAuto, "auto, dir, tar, docker-archive or oci-layout")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the image as JSON")
-	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{
-		client.FormatAuto, client.FormatDir, client.FormatTar, client.FormatDockerArchive, client.FormatOCILayout,
-	}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(importFormats, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -171,23 +174,18 @@ func (a *app) imageInspectCmd() *cobra.Command {
 }
 
 func (a *app) imageRmCmd() *cobra.Command {
-	return &cobra.Command{
-		Use: "rm NAME...", Aliases: []string{"delete"}, Short: "Remove images", Example: "  dsec image rm debian",
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "rm NAME...", Aliases: []string{"delete"}, Short: "Remove images", Example: "  dsec image rm debian\n  dsec image rm --json $(dsec image ls -q)",
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages(-1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			for _, name := range args {
-				if err := c.DeleteImage(cmd.Context(), name); err != nil {
-					return err
-				}
-				if _, err := fmt.Fprintln(a.stdout, name); err != nil {
-					return err
-				}
-			}
-			return nil
+			return a.removeNamed(args, "name", asJSON, func(name string) error { return c.DeleteImage(cmd.Context(), name) })
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print each outcome as a line of JSON")
+	return cmd
 }

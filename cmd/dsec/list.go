@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,6 +14,9 @@ import (
 )
 
 func (a *app) lsCmd() *cobra.Command {
+	states := []string{
+		string(v1.StateCreating), string(v1.StateRunning), string(v1.StateStopping), string(v1.StateStopped), string(v1.StateFailed), string(v1.StateLost),
+	}
 	var labels []string
 	var state string
 	var asJSON, quiet bool
@@ -27,6 +32,9 @@ func (a *app) lsCmd() *cobra.Command {
 			l, err := keyValues("label", labels)
 			if err != nil {
 				return err
+			}
+			if state != "" && !slices.Contains(states, state) {
+				return usagef("--state %q: it is one of %s", state, strings.Join(states, ", "))
 			}
 			c, err := a.client()
 			if err != nil {
@@ -62,12 +70,10 @@ func (a *app) lsCmd() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringArrayVarP(&labels, "label", "l", nil, "only those with this label, KEY=VALUE (repeatable)")
-	f.StringVar(&state, "state", "", "only those in this state")
+	f.StringVar(&state, "state", "", "only those in this state: "+strings.Join(states, ", "))
 	f.BoolVarP(&quiet, "quiet", "q", false, "print ids only")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions([]string{
-		string(v1.StateCreating), string(v1.StateRunning), string(v1.StateStopping), string(v1.StateStopped), string(v1.StateFailed), string(v1.StateLost),
-	}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(states, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -135,6 +141,9 @@ func describe(sb *v1.Sandbox, now time.Time) [][]string {
 		{"user, directory", orDash(s.User) + ", " + orDash(s.WorkDir)}, {"hostname", orDash(s.Hostname)},
 		{"labels", pairs(s.Labels)}, {"environment", pairs(s.Env)},
 	}...)
+	if s.Lease > 0 {
+		rows = append(rows, []string{"lease", s.Lease.Duration().String()})
+	}
 	if u := sb.Usage; u != nil {
 		rows = append(rows, [][]string{
 			{"cpu used", fmt.Sprintf("%.2f s", u.CPUSeconds)},

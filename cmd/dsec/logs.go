@@ -2,11 +2,13 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"strconv"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -16,13 +18,14 @@ import (
 )
 
 func (a *app) logsCmd() *cobra.Command {
-	var follow bool
+	var follow, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "logs ID [PROCESS]",
 		Short: "Print the kept output of processes",
 		Long: `Logs prints what is kept of a process's stdout and stderr, or of all processes, each
-line then begins with the process.`,
-		Example:           "  dsec logs $id server\n  dsec logs -f $id",
+line then begins with the process. With --json every line of output is an object with
+pid, tag, stream and text (text_base64 if it is not UTF-8).`,
+		Example:           "  dsec logs $id server\n  dsec logs -f $id\n  dsec logs --json $id",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeProcess(),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -31,37 +34,101 @@ line then begins with the process.`,
 				return err
 			}
 			sb := c.Sandbox(args[0])
+			l := &logs{app: a, sb: sb, follow: follow, json: asJSON}
 			if len(args) == 2 {
 				info, err := findProcess(cmd, sb, selector(args[1]))
 				if err != nil {
 					return err
 				}
-				return a.logOne(cmd, sb, info, follow, a.stdout, a.stderr)
+				return l.one(cmd.Context(), info, "")
 			}
 			procs, err := sb.Processes(cmd.Context())
 			if err != nil {
 				return err
 			}
-			return a.logAll(cmd, sb, procs, follow)
+			return l.all(cmd.Context(), procs)
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more until the processes end")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print each line of output as a line of JSON: pid, tag, stream, text")
 	return cmd
 }
 
-func (a *app) logOne(cmd *cobra.Command, sb *client.Sandbox, info *msg.ProcessInfo, follow bool, stdout, stderr io.Writer) error {
-	p, err := sb.Attach(cmd.Context(), client.Selector{PID: info.Pid},
-		client.IO{Stdout: stdout, Stderr: stderr, OnGap: a.reportGap}, client.AttachOptions{NoFollow: !follow})
+// logs prints kept output.
+type logs struct {
+	*app
+	sb           *client.Sandbox
+	follow, json bool
+	mu           sync.Mutex // one line at a time
+}
+
+// logJSON is a line of output, with its line end, or of what is no longer kept of it.
+type logJSON struct {
+	PID    uint32   `json:"pid"`
+	Tag    string   `json:"tag,omitempty"`
+	Stream string   `json:"stream"`
+	Text   *string  `json:"text,omitempty"` // if it is UTF-8, else:
+	Base64 []byte   `json:"text_base64,omitempty"`
+	Gap    *logsGap `json:"gap,omitempty"`
+}
+
+type logsGap struct {
+	From uint64 `json:"from"`
+	To   uint64 `json:"to"`
+}
+
+// one prints a process's output, each line after prefix.
+func (l *logs) one(ctx context.Context, info *msg.ProcessInfo, prefix string) error {
+	o := client.IO{Stdout: l.stdout, Stderr: l.stderr, OnGap: l.reportGap}
+	flush := func() error { return nil }
+	if l.json || prefix != "" {
+		out, errOut := l.lines(info, prefix, "stdout", l.stdout), l.lines(info, prefix, "stderr", l.stderr)
+		o.Stdout, o.Stderr = out, errOut
+		flush = func() error { return errors.Join(out.flush(), errOut.flush()) }
+	}
+	if l.json {
+		o.OnGap = func(stderr bool, from, to uint64) {
+			flush() // what came before the gap; a failure of it or of this line is the next line's, too
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.jsonLine(logJSON{PID: info.Pid, Tag: info.Tag, Stream: streamName(stderr), Gap: &logsGap{from, to}})
+		}
+	}
+	p, err := l.sb.Attach(ctx, client.Selector{PID: info.Pid}, o, client.AttachOptions{NoFollow: !l.follow})
 	if err != nil {
 		return err
 	}
 	_, err = p.Wait()
-	return err
+	return errors.Join(err, flush())
 }
 
-// logAll prints the processes one after the other, or side by side when following.
-func (a *app) logAll(cmd *cobra.Command, sb *client.Sandbox, procs []*msg.ProcessInfo, follow bool) error {
-	var mu sync.Mutex // one line at a time
+// lines writes one stream's lines, as text or JSON.
+func (l *logs) lines(info *msg.ProcessInfo, prefix, stream string, w io.Writer) *lineWriter {
+	emit := func(b []byte) error {
+		end := ""
+		if b[len(b)-1] != '\n' {
+			end = "\n"
+		}
+		_, err := fmt.Fprintf(w, "%s%s%s", prefix, b, end)
+		return err
+	}
+	if l.json {
+		emit = func(b []byte) error {
+			j := logJSON{PID: info.Pid, Tag: info.Tag, Stream: stream}
+			if utf8.Valid(b) {
+				s := string(b)
+				j.Text = &s
+			} else {
+				j.Base64 = b
+			}
+			return l.jsonLine(j)
+		}
+	}
+	return &lineWriter{mu: &l.mu, emit: emit}
+}
+
+// all prints the processes one after the other, or side by side when following.
+func (l *logs) all(ctx context.Context, procs []*msg.ProcessInfo) error {
 	var wg sync.WaitGroup
 	all := make([]error, len(procs))
 	for i, info := range procs {
@@ -69,12 +136,8 @@ func (a *app) logAll(cmd *cobra.Command, sb *client.Sandbox, procs []*msg.Proces
 		if name == "" {
 			name = strconv.FormatUint(uint64(info.Pid), 10)
 		}
-		out := &lineWriter{w: a.stdout, mu: &mu, prefix: name + " | "}
-		errOut := &lineWriter{w: a.stderr, mu: &mu, prefix: name + " | "}
-		one := func() {
-			all[i] = errors.Join(a.logOne(cmd, sb, info, follow, out, errOut), out.flush(), errOut.flush())
-		}
-		if follow {
+		one := func() { all[i] = l.one(ctx, info, name+" | ") }
+		if l.follow {
 			wg.Go(one)
 		} else {
 			one()
@@ -87,12 +150,11 @@ func (a *app) logAll(cmd *cobra.Command, sb *client.Sandbox, procs []*msg.Proces
 // maxLine bounds what a lineWriter holds back.
 const maxLine = 64 << 10
 
-// lineWriter writes whole lines, each with a prefix.
+// lineWriter passes on whole lines.
 type lineWriter struct {
-	w      io.Writer
-	mu     *sync.Mutex
-	prefix string
-	buf    []byte
+	mu   *sync.Mutex // held during emit
+	emit func(line []byte) error
+	buf  []byte
 }
 
 func (l *lineWriter) Write(p []byte) (int, error) {
@@ -103,7 +165,7 @@ func (l *lineWriter) Write(p []byte) (int, error) {
 			return len(p), nil
 		}
 		if i < 0 {
-			i = len(l.buf) - 1
+			i = max(len(withoutBrokenEnd(l.buf)), 1) - 1
 		}
 		if err := l.line(l.buf[:i+1]); err != nil {
 			return 0, err
@@ -115,12 +177,7 @@ func (l *lineWriter) Write(p []byte) (int, error) {
 func (l *lineWriter) line(b []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	end := ""
-	if b[len(b)-1] != '\n' {
-		end = "\n"
-	}
-	_, err := fmt.Fprintf(l.w, "%s%s%s", l.prefix, b, end)
-	return err
+	return l.emit(b)
 }
 
 func (l *lineWriter) flush() error {

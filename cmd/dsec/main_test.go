@@ -274,6 +274,16 @@ func TestProcesses(t *testing.T) {
 	if r := c.run("attach", "--from", "5", id, pid); r.code != 7 || r.out != "56789\nbye\n" {
 		t.Errorf("%+v", r)
 	}
+	if r := c.run("attach", "--from", "500", id, pid); r.code != 7 || r.out != "" || !strings.Contains(r.err, "offset 500 is past the end of the output, which has 15 bytes\n") {
+		t.Errorf("%+v", r)
+	}
+	for dec := json.NewDecoder(strings.NewReader(c.ok("logs", "--json", id, pid))); dec.More(); {
+		var l logJSON
+		if err := dec.Decode(&l); err != nil || l.PID == 0 || l.Tag != "srv" || l.Text == nil ||
+			!(l.Stream == "stdout" && (*l.Text == "0123456789\n" || *l.Text == "bye\n") || l.Stream == "stderr") {
+			t.Errorf("logs --json: %+v, %v", l, err)
+		}
+	}
 	if r := c.run("logs", "-f", id); r.code != 0 || !strings.Contains(r.out, "srv | bye") {
 		t.Errorf("%+v", r)
 	}
@@ -314,6 +324,14 @@ func TestCp(t *testing.T) {
 	c.fails(2, "neither", "cp", "a", "b")
 	c.fails(2, "both ends", "cp", id+":/a", id+":/b")
 	c.fails(1, "path_not_found", "cp", id+":/none", dir)
+	// Of a local path the hint speaks of this machine.
+	for _, args := range [][]string{
+		{"cp", filepath.Join(dir, "none"), id + ":/x"}, {"cp", id + ":/copy/work/sub/run", filepath.Join(dir, "none", "x")},
+		{"image", "import", "x", filepath.Join(dir, "none")}, {"image", "build", "x", "-f", filepath.Join(dir, "none.yaml")},
+	} {
+		c.fails(1, "local_file", args...)
+		c.fails(1, "a path of this machine, not of the sandbox", args...)
+	}
 }
 
 func TestImages(t *testing.T) {
@@ -346,6 +364,10 @@ func TestImages(t *testing.T) {
 	}
 	if out := c.ok("image", "rm", "mine"); out != "mine" {
 		t.Errorf("%q", out)
+	}
+	if r := c.run("image", "rm", "--json", "nope", "busybox", "mine"); r.code != 1 || strings.Count(r.out, "\n") != 3 ||
+		!strings.Contains(r.out, `{"name":"busybox"}`) || !strings.Contains(r.out, "image_not_found") || !strings.Contains(r.err, "2 of 3 were not removed") {
+		t.Errorf("%+v", r)
 	}
 	c.fails(1, "image_not_found", "image", "inspect", "mine")
 	c.fails(2, "say what to do", "image")
@@ -405,6 +427,30 @@ func TestUsageErrors(t *testing.T) {
 	c.fails(2, "needs a terminal", "exec", "-t", "id", "--", "true")
 	c.fails(2, "shell needs a terminal", "shell", "id")
 	c.fails(2, "--image is missing", "bench", "create")
+	c.fails(2, "creating, running, stopping, stopped, failed, lost", "ls", "--state", "bogus")
+	for _, flag := range []string{"cpu", "memory", "pids"} {
+		for _, verb := range [][]string{{"create", "busybox"}, {"run", "busybox"}, {"bench", "create", "--image", "busybox"}} {
+			if flag == "pids" && verb[0] == "bench" {
+				continue
+			}
+			args := append(verb, "--"+flag, "0")
+			if verb[0] == "run" {
+				args = append(args, "--", "true")
+			}
+			c.fails(2, "--"+flag+" must be more than 0", args...)
+		}
+	}
+	c.fails(2, "--pids must be more than 0", "create", "--pids", "-3", "busybox")
+	c.fails(2, "--lease must be at least 1s", "run", "--lease", "10ms", "busybox", "--", "true")
+	c.fails(2, "not be negative", "run", "--timeout", "-1s", "busybox", "--", "true")
+	c.fails(2, "not be negative", "token", "create", "--right", "read", "--ttl", "-1s", "x")
+	c.fails(2, "at least 1", "doctor", "--sandboxes", "0")
+	c.fails(2, "--slots", "up", "--slots", "0")
+	for _, listen := range []string{"", "bogus", "127.0.0.1:99999", "unix:"} {
+		c.fails(2, "HOST:PORT or unix:/path", "up", "--listen", listen)
+	}
+	c.fails(2, "auto, dir, tar", "image", "import", "--format", "zip", "x", "y")
+	c.fails(2, `"99999999999999999999" for "--from" flag: value out of range`, "events", "--from", "99999999999999999999")
 }
 
 func TestErrorsSayWhatWhyAndNext(t *testing.T) {

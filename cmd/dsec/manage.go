@@ -53,24 +53,19 @@ func (a *app) nodeCmd() *cobra.Command {
 
 func (a *app) tokenCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "token", Short: "Make and revoke tokens", Example: "  dsec token create ci --right sandbox --ttl 24h", Args: cobra.NoArgs, RunE: needVerb}
-	cmd.AddCommand(a.tokenCreateCmd(), a.tokenLsCmd(), &cobra.Command{
+	var asJSON bool
+	rm := &cobra.Command{
 		Use: "rm ID...", Aliases: []string{"delete"}, Short: "Revoke tokens", Example: "  dsec token rm t3k9", Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			for _, id := range args {
-				if err := c.DeleteToken(cmd.Context(), id); err != nil {
-					return err
-				}
-				if _, err := fmt.Fprintln(a.stdout, id); err != nil {
-					return err
-				}
-			}
-			return nil
+			return a.removeNamed(args, "id", asJSON, func(id string) error { return c.DeleteToken(cmd.Context(), id) })
 		},
-	})
+	}
+	rm.Flags().BoolVar(&asJSON, "json", false, "print each outcome as a line of JSON")
+	cmd.AddCommand(a.tokenCreateCmd(), a.tokenLsCmd(), rm)
 	return cmd
 }
 
@@ -91,6 +86,9 @@ func (a *app) tokenCreateCmd() *cobra.Command {
 				default:
 					return usagef("--right %q: it is one of read, sandbox, image, admin", r)
 				}
+			}
+			if ttl < 0 {
+				return usagef("--ttl must not be negative")
 			}
 			if len(req.Rights) == 0 {
 				return usagef("give the token at least one --right: read, sandbox, image, admin")

@@ -178,6 +178,13 @@ func (a *app) attach(cmd *cobra.Command, sb *client.Sandbox, info *msg.ProcessIn
 	o := client.IO{Stdout: a.stdout, Stderr: a.stderr, OnGap: a.reportGap}
 	stdin = stdin && info.Running && info.Start != nil && (info.Start.Stdin || info.Start.Pty != nil)
 	tty := stdin && info.Start.Pty != nil && isTerminal(a.stdin)
+	if from > info.StdoutBytes {
+		note := fmt.Sprintf("dsec: offset %d is past the end of the output, which has %d bytes", from, info.StdoutBytes)
+		if info.Running {
+			note += " so far"
+		}
+		fmt.Fprintln(a.stderr, note)
+	}
 	var p *client.Process
 	started := make(chan struct{})
 	detach := func() { <-started; p.Detach() }
@@ -203,15 +210,18 @@ func (a *app) attach(cmd *cobra.Command, sb *client.Sandbox, info *msg.ProcessIn
 		p.Resize(cmd.Context(), initial)
 		defer a.followSize(cmd.Context(), p)()
 	}
-	return a.wait(p)
+	return a.wait(p, nil)
 }
 
 func (a *app) reportGap(stderr bool, from, to uint64) {
-	name := "stdout"
+	fmt.Fprintf(a.stderr, "dsec: %d bytes of %s from offset %d are no longer kept\n", to-from, streamName(stderr), from)
+}
+
+func streamName(stderr bool) string {
 	if stderr {
-		name = "stderr"
+		return "stderr"
 	}
-	fmt.Fprintf(a.stderr, "dsec: %d bytes of %s from offset %d are no longer kept\n", to-from, name, from)
+	return "stdout"
 }
 
 func findProcess(cmd *cobra.Command, sb *client.Sandbox, sel client.Selector) (*msg.ProcessInfo, error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -58,32 +59,57 @@ func usagef(format string, args ...any) error { return &usageError{msg: fmt.Spri
 
 // report prints err (what, why, what to do next) and returns the exit code.
 func (a *app) report(ctx context.Context, cmd *cobra.Command, err error) int {
+	code := exitCode(ctx, err)
+	var sig signalError
+	var ue *usageError
+	switch {
+	case causeOf(err) == nil || code == exitPipe: // the command's own end; or whoever read us has left
+	case errors.As(context.Cause(ctx), &sig):
+		fmt.Fprintf(a.stderr, "dsec: %v\n", sig)
+	case isUsage(err):
+		errors.As(err, &ue)
+		a.reportUsage(cmd, err, ue)
+	default:
+		a.reportError(err)
+	}
+	return code
+}
+
+// exitCode is what the program returns for err.
+func exitCode(ctx context.Context, err error) int {
 	if err == nil {
 		return 0
 	}
 	var ce *codeError
 	hasCode := errors.As(err, &ce)
-	if hasCode && ce.err == nil {
-		return ce.code
-	}
-	if errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) {
-		return exitPipe // whoever read us has left: nobody to tell
-	}
 	var sig signalError
-	if errors.As(context.Cause(ctx), &sig) {
-		fmt.Fprintf(a.stderr, "dsec: %v\n", sig)
+	switch {
+	case hasCode && ce.err == nil:
+		return ce.code
+	case errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe):
+		return exitPipe
+	case errors.As(context.Cause(ctx), &sig):
 		return 128 + int(sig.sig)
-	}
-	var ue *usageError
-	if errors.As(err, &ue) || strings.HasPrefix(err.Error(), "unknown command") {
-		a.reportUsage(cmd, err, ue)
+	case isUsage(err):
 		return exitUsage
-	}
-	a.reportError(err)
-	if hasCode {
+	case hasCode:
 		return ce.code
 	}
 	return exitFailure
+}
+
+// causeOf is what there is to say of err; nil if it is only a command's exit code.
+func causeOf(err error) error {
+	var ce *codeError
+	if errors.As(err, &ce) && ce.err == nil {
+		return nil
+	}
+	return err
+}
+
+func isUsage(err error) bool {
+	var ue *usageError
+	return errors.As(err, &ue) || strings.HasPrefix(err.Error(), "unknown command")
 }
 
 func (a *app) reportUsage(cmd *cobra.Command, err error, ue *usageError) {
@@ -131,9 +157,12 @@ func (a *app) reportError(err error) {
 	}
 }
 
+// parsing is what strconv says of its own work.
+var parsing = regexp.MustCompile(`strconv\.\w+: parsing "[^"]*": `)
+
 // flagError adds the flag that was probably meant.
 func flagError(cmd *cobra.Command, err error) error {
-	ue := &usageError{msg: err.Error()}
+	ue := &usageError{msg: parsing.ReplaceAllString(err.Error(), "")}
 	if _, name, ok := strings.Cut(err.Error(), "unknown flag: --"); ok {
 		best := 3
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -66,6 +67,35 @@ one, in whatever state, and prints each id once nothing of it is left.`,
 	f.BoolVar(&yes, "yes", false, "confirm --all")
 	f.BoolVar(&asJSON, "json", false, "print each outcome as a line of JSON")
 	return cmd
+}
+
+// removeNamed removes images or tokens one by one: each outcome is printed, and the first
+// failure is the verb's, after all were tried.
+func (a *app) removeNamed(names []string, what string, asJSON bool, remove func(name string) error) error {
+	var failed []error
+	for _, name := range names {
+		err := remove(name)
+		if err != nil {
+			failed = append(failed, err)
+		}
+		var perr error
+		if asJSON {
+			out := map[string]any{what: name}
+			if err != nil {
+				out["error"] = v1.ProblemOf(err)
+			}
+			perr = a.jsonLine(out)
+		} else if err == nil {
+			_, perr = fmt.Fprintln(a.stdout, name)
+		}
+		if perr != nil {
+			return perr
+		}
+	}
+	if len(failed) > 1 {
+		return fmt.Errorf("%d of %d were not removed; the first: %w", len(failed), len(names), failed[0])
+	}
+	return errors.Join(failed...)
 }
 
 // remove prints each outcome; the first failure is the verb's, after all were tried.

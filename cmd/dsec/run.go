@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "dsec/api/v1"
 	"dsec/client"
 )
 
@@ -15,15 +16,21 @@ import (
 // patience, has ended.
 const removeTimeout = 30 * time.Second
 
+const minLease = v1.MinLease * time.Second
+
 func (a *app) runCmd() *cobra.Command {
 	var sf specFlags
-	var tty, noStdin bool
-	var timeout time.Duration
+	var tty, noStdin, asJSON bool
+	maxOutput := bytesValue(defaultMaxOutput)
+	var timeout, lease time.Duration
 	cmd := &cobra.Command{
 		Use:   "run [flags] IMAGE -- CMD [ARG...]",
 		Short: "Run one command in a new sandbox, then remove it",
 		Long: `Run creates a sandbox, connects the command to stdin, stdout and stderr, removes the
-sandbox, also after Ctrl-C, and returns the command's exit code.`,
+sandbox, also after Ctrl-C, and returns the command's exit code.
+
+If run itself is killed, or is stopped or cut off from the server for longer than
+--lease, the server removes the sandbox.`,
 		Example: `  dsec run debian -- python3 -c 'print(6*7)'
   tar c . | dsec run --memory 2g debian -- sh -c 'tar x && make test'
   dsec run -t debian -- bash`,
@@ -34,10 +41,31 @@ sandbox, also after Ctrl-C, and returns the command's exit code.`,
 			if err != nil {
 				return err
 			}
+			if timeout < 0 {
+				return usagef("a timeout must not be negative")
+			}
+			if lease < 0 || lease > 0 && lease < minLease {
+				return usagef("--lease must be at least %v, or 0 for none", minLease)
+			}
+			spec.Lease = v1.Seconds(lease.Seconds())
+			if asJSON && tty {
+				return usagef("--json cannot be used with -t")
+			}
+			if cmd.Flags().Changed("max-output") && !asJSON {
+				return usagef("--max-output is for --json")
+			}
+			if maxOutput < 1 {
+				return usagef("--max-output must be more than 0")
+			}
 			if tty && !isTerminal(a.stdin) {
 				return &usageError{msg: errNoTerminal.Error()}
 			}
-			return platform(a.runOnce(cmd.Context(), spec, client.Cmd{Path: args[1], Args: args[2:], Timeout: timeout}, tty, !noStdin))
+			w := wiring{tty: tty, stdin: !noStdin}
+			if asJSON {
+				w.result = newResult(maxOutput)
+			}
+			err = platform(a.runOnce(cmd.Context(), spec, client.Cmd{Path: args[1], Args: args[2:], Timeout: timeout}, w))
+			return a.printResult(cmd.Context(), w.result, err)
 		},
 	}
 	sf.add(cmd)
@@ -45,11 +73,14 @@ sandbox, also after Ctrl-C, and returns the command's exit code.`,
 	f.SetInterspersed(true)
 	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal")
 	f.BoolVar(&noStdin, "no-stdin", false, "give the command no stdin")
+	f.BoolVar(&asJSON, "json", false, "print the outcome as an object, as 'dsec exec --json' does")
+	f.Var(&maxOutput, "max-output", "with --json: keep this much of each of stdout and stderr")
+	f.DurationVar(&lease, "lease", time.Minute, "how long the sandbox outlives this program if that is killed or cut off; 0: for ever")
 	f.DurationVar(&timeout, "timeout", 0, "kill the command after this time")
 	return cmd
 }
 
-func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, tty, stdin bool) (err error) {
+func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, w wiring) (err error) {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -63,14 +94,22 @@ func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, tty
 		}
 		return err
 	}
+	alive, release := context.WithCancel(ctx)
+	renewed := make(chan struct{})
+	go func() {
+		defer close(renewed)
+		sb.KeepAlive(alive) // if it cannot, the sandbox goes, and the command says so
+	}()
 	defer func() {
+		release()
+		<-renewed
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 		defer cancel()
 		if rerr := sb.Delete(rctx); rerr != nil && !alreadyGone(rerr) {
 			fmt.Fprintf(a.stderr, "dsec: sandbox %s was not removed: %v\n", sb.ID(), rerr)
 		}
 	}()
-	return a.execute(ctx, sb, cmd, tty, stdin, false)
+	return a.execute(ctx, sb, cmd, w)
 }
 
 // abandon removes the sandbox of a create that we did not wait for: the same key gives

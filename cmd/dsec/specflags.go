@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	v1 "dsec/api/v1"
 )
@@ -18,10 +19,12 @@ type specFlags struct {
 	pids                             int64
 	env, labels                      []string
 	ttl                              time.Duration
+	flags                            *pflag.FlagSet
 }
 
 func (s *specFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
+	s.flags = f
 	f.StringVar(&s.backend, "backend", "", "kind of isolation: container, hollow (default container)")
 	f.Var(&s.cpu, "cpu", "CPU limit: 2, 0.5 or 500m (default 1)")
 	f.Var(&s.memory, "memory", "memory limit: 512MiB, 1g (default 512MiB)")
@@ -42,6 +45,12 @@ func (s *specFlags) spec(image string) (v1.Spec, error) {
 	labels, err := keyValues("label", s.labels)
 	if err != nil {
 		return v1.Spec{}, err
+	}
+	// Zero would silently mean the default.
+	for name, given := range map[string]bool{"cpu": s.cpu > 0, "memory": s.memory > 0, "pids": s.pids > 0} {
+		if f := s.flags.Lookup(name); f != nil && f.Changed && !given {
+			return v1.Spec{}, usagef("--%s must be more than 0; leave it out for the default", name)
+		}
 	}
 	if s.ttl < 0 {
 		return v1.Spec{}, usagef("--ttl must not be negative")

@@ -8,15 +8,18 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 	"dsec/client"
 	"dsec/internal/guest/bin"
@@ -36,13 +39,20 @@ func (a *app) upCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use: "up", Short: "Run a server on this machine",
 		Long: `Runs everything on this machine: the API, the catalogue and one node for sandboxes.
-Needs root. Writes a context file, from which the other verbs know the server.
+Needs root. Writes a context file, from which the other verbs know the server; also if
+one runs on the data directory already, which is an error all the same.
 
 Sandboxes keep running when the server ends, however it ends; the next 'dsec up' on the
 same data directory takes them over. 'dsec down' removes them.`,
 		Example: "  dsec up\n  dsec up --detach\n  dsec up --data /srv/dsec --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.opts.Slots < 1 || f.opts.CPUOvercommit <= 0 || f.opts.MemoryOvercommit <= 0 {
+				return usagef("--slots, --cpu-overcommit and --memory-overcommit must be more than 0")
+			}
+			if !listenable(f.opts.Listen) {
+				return usagef("--listen %q: write HOST:PORT or unix:/path", f.opts.Listen)
+			}
 			if f.detach {
 				return a.upDetached(cmd.Context(), &f)
 			}
@@ -93,7 +103,7 @@ func (a *app) up(ctx context.Context, f *upFlags) error {
 		return err
 	}
 	f.opts.Version = buildVersion()
-	return up.Run(ctx, f.opts, func(info up.Info, token string) {
+	err = up.Run(ctx, f.opts, func(info up.Info, token string) {
 		if err := a.saveContext(info, token); err != nil {
 			f.opts.Log.Warn("the context file was not written; use --url and --token", "err", err)
 		}
@@ -101,6 +111,41 @@ func (a *app) up(ctx context.Context, f *upFlags) error {
 			f.opts.Log.Warn("print", "err", err)
 		}
 	})
+	if errors.Is(err, errs.NodeRunning) {
+		return a.alreadyUp(f.opts.Data, err)
+	}
+	return err
+}
+
+// alreadyUp writes the context file for a node that runs: whoever says "up" wants to use
+// it, and the file may be lost or name another server.
+func (a *app) alreadyUp(data string, running error) error {
+	info, err := up.Find(data)
+	if err != nil {
+		return running // it starts or ends just now
+	}
+	token, err := up.Token(data)
+	if err == nil {
+		err = a.saveContext(info, token)
+	}
+	e := errs.New(errs.NodeRunning, "up", fmt.Sprintf("a node already runs on %s, at %s (pid %d); the context file names it", data, info.URL, info.PID))
+	if err != nil {
+		e.Message = fmt.Sprintf("a node already runs on %s, at %s (pid %d), and the context file could not be written", data, info.URL, info.PID)
+		return e.Because(err)
+	}
+	return e
+}
+
+func listenable(address string) bool {
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
+		return strings.Trim(path, "/") != ""
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	_, err = net.LookupPort("tcp", port)
+	return err == nil
 }
 
 func (a *app) contextPath() (string, error) {
@@ -122,6 +167,9 @@ func (a *app) saveContext(info up.Info, token string) error {
 }
 
 func (a *app) printUp(f *upFlags, info up.Info) error {
+	if !slices.Contains(info.Backends, v1.BackendContainer) {
+		fmt.Fprintln(a.stderr, "dsec: containers do not work on this machine; 'dsec doctor' says why")
+	}
 	if f.json {
 		return a.jsonLine(info)
 	}
@@ -149,7 +197,7 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 		return err
 	}
 	if _, err := up.Find(data); err == nil {
-		return errs.New(errs.StateConflict, "up", "a node already runs on "+data+"; stop it with 'dsec down', or use another --data")
+		return a.alreadyUp(data, errs.New(errs.NodeRunning, "up", "a node already runs on "+data))
 	}
 	log, err := os.OpenFile(filepath.Join(data, "server.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

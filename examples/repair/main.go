@@ -97,12 +97,13 @@ func (j *job) one(ctx context.Context, r *row) (err error) {
 	}
 	var sb *client.Sandbox
 	if err := clock(&r.create, func() (err error) {
-		sb, err = j.client.Create(ctx, client.Spec{Image: j.image, MemoryBytes: 512 << 20, Labels: map[string]string{"job": "repair"}})
+		sb, err = j.client.Create(ctx, client.Spec{Image: j.image, MemoryBytes: 512 << 20, Labels: map[string]string{"job": "repair"}, Lease: 60})
 		return err
 	}); err != nil {
 		return err
 	}
 	r.id = sb.ID()
+	go sb.KeepAlive(ctx) // if this program is killed, the sandbox goes within a minute
 	defer func() {
 		// Also when ctx has ended.
 		dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)

@@ -88,7 +88,7 @@ func start(dir string) *Server {
 	mux := http.NewServeMux()
 	for pattern, h := range map[string]func(http.ResponseWriter, *http.Request) error{
 		"POST /v1/sandboxes": s.create, "POST /v1/sandboxes/batch": s.createMany, "GET /v1/sandboxes": s.list,
-		"GET /v1/sandboxes/{id}": s.get, "DELETE /v1/sandboxes/{id}": s.remove, "POST /v1/sandboxes/delete": s.removeMany,
+		"GET /v1/sandboxes/{id}": s.get, "DELETE /v1/sandboxes/{id}": s.remove, "POST /v1/sandboxes/{id}/renew": s.renew, "POST /v1/sandboxes/delete": s.removeMany,
 		"GET /v1/events": s.watch, "POST /v1/images": s.importImage, "GET /v1/images": s.listImages,
 		"GET /v1/images/{name...}": s.getImage, "DELETE /v1/images/{name...}": s.removeImage,
 		"GET /v1/nodes": s.nodes, "GET /v1/nodes/{id}": s.node,
@@ -360,6 +360,14 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request) error {
 
 func (s *Server) remove(w http.ResponseWriter, r *http.Request) error {
 	if err := s.drop(r.PathValue("id")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) renew(w http.ResponseWriter, r *http.Request) error {
+	if _, err := s.find(r.PathValue("id")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -185,7 +185,11 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 			l, err = lc.Listen(ctx, network, address)
 		}
 	}
-	return l, errs.Wrap(errs.InternalError, "control.start", "listen on "+address, err)
+	code := errs.InternalError
+	if errors.Is(err, unix.EADDRINUSE) {
+		code = errs.AddressInUse
+	}
+	return l, errs.Wrap(code, "control.start", "listen on "+address, err)
 }
 
 // abandoned tells whether a socket was left by a server that was killed.

@@ -7,29 +7,62 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"dsec/internal/backend/container/cgroup"
 )
 
+// Owner says to whom an Item belongs.
+type Owner string
+
+// Owners.
+const (
+	OfServer    Owner = "server"    // of the node that runs on the data directory
+	OfSandboxes Owner = "sandboxes" // of sandboxes that it knows
+	OfOthers    Owner = "others"    // of nodes that run on other data directories, and their sandboxes
+	Leak        Owner = "leaks"     // of nobody, or of a node that does not run
+)
+
 // Item is one kernel or disk object that belongs to a sandbox or to a node's machinery.
 type Item struct {
-	Kind    string `json:"kind"` // process, namespace, cgroup, mount, loop, directory, socket
+	Kind    string `json:"kind"` // one of Kinds
 	Name    string `json:"name"`
-	Sandbox string `json:"sandbox,omitempty"` // empty: the node's
-	Node    string `json:"node,omitempty"`    // data directory of the running node that it belongs to
+	Sandbox string `json:"sandbox,omitempty"` // empty: a node's own
+	Node    string `json:"node,omitempty"`    // data directory of the running node whose place it is in
+	Owner   Owner  `json:"owner"`
 }
+
+// Kinds are what an audit looks for.
+var Kinds = []string{"process", "namespace", "cgroup", "mount", "loop", "directory", "socket"}
 
 // Audit is everything found.
 type Audit struct {
-	Counts  map[string]int `json:"counts"` // by kind
-	Items   []Item         `json:"items"`
-	Orphans []Item         `json:"orphans"` // of sandboxes that nobody knows, and not of a running node elsewhere
-	Known   int            `json:"known_sandboxes"`
+	Counts map[string]int           `json:"counts"` // by kind
+	Owners map[Owner]map[string]int `json:"owners"` // by owner and kind
+	Items  []Item                   `json:"items"`
+	Leaks  []Item                   `json:"leaks"`
+	Known  int                      `json:"known_sandboxes"`
+}
 
-	ours []string // data directories that were asked about
+// Node is whose things are looked for. The zero value is none: what is of no running node
+// belongs to nobody then.
+type Node struct {
+	Data  string                    // its data directory
+	Known func(sandbox string) bool // whether its server knows a sandbox; nil if none runs
+}
+
+func (n *Node) ownerOf(i Item) Owner {
+	switch {
+	case i.Node != "" && i.Node != n.Data:
+		return OfOthers
+	case i.Sandbox != "" && n.Known != nil && n.Known(i.Sandbox):
+		return OfSandboxes
+	case i.Sandbox == "" && i.Node != "":
+		return OfServer
+	}
+	return Leak
 }
 
 // idPattern finds sandbox ids in names.
@@ -41,14 +74,14 @@ var groupPattern = regexp.MustCompile(`^dsec(-[0-9a-f]{8}|test\d+-\d+)$`)
 // testGroup is how tests of backends name theirs, with their process id.
 var testGroup = regexp.MustCompile(`^dsectest(\d+)-\d+$`)
 
-// Run looks for everything of sandboxes on this machine. dataDirs are searched for their
-// directories; known says whether a sandbox id is accounted for.
-func Run(dataDirs []string, known func(id string) bool) (*Audit, error) {
-	a := &Audit{Counts: map[string]int{}, Items: []Item{}, Orphans: []Item{}}
-	for _, d := range dataDirs {
-		if abs, err := filepath.Abs(d); err == nil {
-			a.ours = append(a.ours, abs)
+// Run looks for everything of sandboxes on this machine, and says what is n's.
+func Run(n Node) (a *Audit, err error) {
+	a = &Audit{Counts: map[string]int{}, Owners: map[Owner]map[string]int{}, Items: []Item{}, Leaks: []Item{}}
+	if n.Data != "" {
+		if n.Data, err = filepath.Abs(n.Data); err != nil {
+			return nil, err
 		}
+		n.Data = cgroup.Resolve(n.Data) // as the kernel names it
 	}
 	groups, err := cgroups()
 	if err != nil {
@@ -61,40 +94,45 @@ func Run(dataDirs []string, known func(id string) bool) (*Audit, error) {
 	}
 	// where is a group, or a path on the host.
 	add := func(kind, name, sandbox, where string) {
-		a.Items = append(a.Items, Item{kind, name, sandbox, nodes.of(where)})
+		a.Items = append(a.Items, Item{Kind: kind, Name: name, Sandbox: sandbox, Node: nodes.of(where)})
 	}
 	for _, g := range groups {
-		add("cgroup", g, idPattern.FindString(filepath.Base(g)), g)
+		add("cgroup", g, sandboxOf(g), g)
 	}
-	listening, err := processes(owner, add)
-	if err != nil {
+	if err := processes(owner, add); err != nil {
 		return nil, err
 	}
 	if err := mounts(add); err != nil {
 		return nil, err
 	}
-	if err := sockets(listening, add); err != nil {
+	if err := sockets(add); err != nil {
 		return nil, err
 	}
-	for _, d := range dataDirs {
+	if n.Data != "" {
 		for _, sub := range []string{"scratch/sandboxes", "writable/sandboxes", "hollow"} {
-			entries, err := os.ReadDir(filepath.Join(d, sub))
+			dir := filepath.Join(n.Data, sub)
+			entries, err := os.ReadDir(dir)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return nil, err
 			}
 			for _, e := range entries {
-				add("directory", filepath.Join(d, sub, e.Name()), e.Name(), filepath.Join(d, sub))
+				add("directory", filepath.Join(dir, e.Name()), e.Name(), dir)
 			}
 		}
 	}
+	for _, o := range []Owner{OfServer, OfSandboxes, OfOthers, Leak} {
+		a.Owners[o] = map[string]int{}
+	}
 	seen := map[string]bool{}
-	for _, i := range a.Items {
+	for k := range a.Items {
+		i := &a.Items[k]
+		i.Owner = n.ownerOf(*i)
 		a.Counts[i.Kind]++
+		a.Owners[i.Owner][i.Kind]++
 		switch {
-		case i.Sandbox == "" || a.elsewhere(i):
-		case !known(i.Sandbox):
-			a.Orphans = append(a.Orphans, i)
-		case !seen[i.Sandbox]:
+		case i.Owner == Leak:
+			a.Leaks = append(a.Leaks, *i)
+		case i.Owner == OfSandboxes && !seen[i.Sandbox]:
 			seen[i.Sandbox] = true
 			a.Known++
 		}
@@ -148,29 +186,24 @@ type runningNodes map[string]string
 
 // running finds nodes by the lock that each holds on its data directory.
 func running(owner map[int]string) (runningNodes, error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
 	nodes := runningNodes{}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || owner[pid] != "" { // sandboxes' own do not run nodes
-			continue
+	err := each(func(pid int, name string) {
+		if owner[pid] != "" { // sandboxes' own do not run nodes
+			return
 		}
-		fds := "/proc/" + e.Name() + "/fd/"
-		open, err := os.ReadDir(fds)
-		if err != nil {
-			continue
-		}
-		for _, fd := range open {
-			if path, err := os.Readlink(fds + fd.Name()); err == nil && filepath.Base(path) == "lock" {
+		for fd, path := range descriptors(name) {
+			path = strings.TrimSuffix(path, " (deleted)") // the node runs still
+			if filepath.Base(path) != "lock" {
+				continue
+			}
+			info, err := os.ReadFile("/proc/" + name + "/fdinfo/" + fd)
+			if err == nil && strings.Contains(string(info), "FLOCK") && groupOf(name) == "" {
 				data := filepath.Dir(path)
 				nodes[cgroup.NameOf(data)] = data
 			}
 		}
-	}
-	return nodes, nil
+	})
+	return nodes, err
 }
 
 // of returns the data directory of the running node to which a group or a path belongs, or "".
@@ -185,66 +218,75 @@ func (n runningNodes) of(where string) string {
 				return "/proc/" + m[1]
 			}
 		}
-		if n[cgroup.NameOf(dir)] == dir {
-			return dir
+		for _, data := range n {
+			if data == dir {
+				return dir
+			}
 		}
 	}
 	return ""
 }
 
-// elsewhere says whether i is of a running node that was not asked about.
-func (a *Audit) elsewhere(i Item) bool { return i.Node != "" && !slices.Contains(a.ours, i.Node) }
-
-// processes finds those in a sandbox's group, and guests that are in none, with the
-// namespaces they hold. It returns the guests' sockets by inode, with their groups.
-func processes(owner map[int]string, add func(kind, name, sandbox, where string)) (listening map[string]string, err error) {
+// each calls do for each process, with its id as a number and as /proc has it.
+func each(do func(pid int, name string)) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	listening = map[string]string{}
-	namespaces := map[string]bool{}
 	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			do(pid, e.Name())
 		}
+	}
+	return nil
+}
+
+// descriptors maps what a process has open to what it is; none of one that ended.
+func descriptors(pid string) map[string]string {
+	dir := "/proc/" + pid + "/fd/"
+	open, _ := os.ReadDir(dir)
+	to := make(map[string]string, len(open))
+	for _, fd := range open {
+		if what, err := os.Readlink(dir + fd.Name()); err == nil {
+			to[fd.Name()] = what
+		}
+	}
+	return to
+}
+
+// processes finds those in a sandbox's group, and guests that are in none, with the
+// namespaces they hold.
+func processes(owner map[int]string, add func(kind, name, sandbox, where string)) error {
+	namespaces := map[string]bool{}
+	return each(func(pid int, name string) {
 		group, ours := owner[pid]
-		id := idPattern.FindString(filepath.Base(group))
-		comm, err := os.ReadFile("/proc/" + e.Name() + "/comm")
-		guest := err == nil && strings.TrimSpace(string(comm)) == "dsec-guest"
 		if !ours {
-			if !guest {
-				continue
+			if !isGuest(name) {
+				return
 			}
-			if group = groupOf(e.Name()); group != "" { // made since we looked at the groups
-				id = idPattern.FindString(filepath.Base(group))
-			} else {
-				id = "unknown"
-			}
+			group = groupOf(name) // made since we looked at the groups, if it is in one
 		}
-		if stat, err := os.ReadFile("/proc/" + e.Name() + "/stat"); err != nil || strings.Contains(string(stat), ") Z ") {
-			continue // it has ended; its parent has yet to say so
+		if stat, err := os.ReadFile("/proc/" + name + "/stat"); err != nil || strings.Contains(string(stat), ") Z ") {
+			return // it has ended; its parent has yet to say so
 		}
-		add("process", e.Name(), id, group)
-		if guest {
-			fds := "/proc/" + e.Name() + "/fd/"
-			open, err := os.ReadDir(fds)
-			for _, fd := range open {
-				if what, lerr := os.Readlink(fds + fd.Name()); err == nil && lerr == nil && strings.HasPrefix(what, "socket:[") {
-					listening[strings.Trim(what, "socket:[]")] = group
-				}
-			}
-		}
+		id := sandboxOf(group)
+		add("process", name, id, group)
 		for _, kind := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} {
-			ns, err := os.Readlink("/proc/" + e.Name() + "/ns/" + kind)
+			ns, err := os.Readlink("/proc/" + name + "/ns/" + kind)
 			if err == nil && !namespaces[ns] {
 				namespaces[ns] = true
 				add("namespace", ns, id, group)
 			}
 		}
+	})
+}
+
+// sandboxOf is the id of the sandbox whose group it is; a node's own has none.
+func sandboxOf(group string) string {
+	if group == "" {
+		return "unknown"
 	}
-	return listening, nil
+	return idPattern.FindString(filepath.Base(group))
 }
 
 // groupOf is the node's group that a process says it is in, or "".
@@ -282,47 +324,95 @@ func mounts(add func(kind, name, sandbox, where string)) error {
 		b, err := os.ReadFile(f)
 		if err == nil && strings.Contains(string(b), "/scratch.img") {
 			image := strings.TrimSpace(string(b))
-			add("loop", "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(f)))+" on "+image, "", image)
+			add("loop", image+" on /dev/"+filepath.Base(filepath.Dir(filepath.Dir(f))), "", image)
 		}
 	}
 	return nil
 }
 
-// sockets counts the guests' listening sockets. They carry no id: the directory they are
-// in does, and the group of the guest that has them.
-func sockets(listening map[string]string, add func(kind, name, sandbox, where string)) error {
-	b, err := os.ReadFile("/proc/net/unix")
+func isGuest(pid string) bool {
+	comm, err := os.ReadFile("/proc/" + pid + "/comm")
+	return err == nil && strings.TrimSpace(string(comm)) == "dsec-guest"
+}
+
+// settle is how long a socket may be without the guest that is to have it, or had it.
+const settle = 100 * time.Millisecond
+
+// sockets lists the guests' listening sockets. They carry no id: the group of the guest
+// that holds one does. One that no guest holds is a leak.
+func sockets(add func(kind, name, sandbox, where string)) error {
+	last, err := listening()
 	if err != nil {
 		return err
 	}
-	for line := range strings.Lines(string(b)) {
-		f := strings.Fields(line)
-		if len(f) == 8 && strings.HasSuffix(f[7], "/guest.sock") && f[5] == "01" && f[3] == "00010000" {
-			add("socket", "inode "+f[6], "", listening[f[6]])
+	held := heldByGuests()
+	for inode := range last {
+		if group, ok := held[inode]; ok {
+			add("socket", "inode "+inode, sandboxOf(group), group)
+			delete(last, inode)
+		}
+	}
+	if len(last) == 0 {
+		return nil
+	}
+	time.Sleep(settle)
+	now, err := listening()
+	if err != nil {
+		return err
+	}
+	held = heldByGuests()
+	for inode := range last {
+		if now[inode] {
+			group := held[inode] // none, if no guest holds it
+			add("socket", "inode "+inode, sandboxOf(group), group)
 		}
 	}
 	return nil
 }
 
-// Left is what belongs to no running node, or to those that were asked about.
-func (a *Audit) Left() []Item {
-	return slices.DeleteFunc(slices.Clone(a.Items), a.elsewhere)
+// listening returns the inodes of guests' sockets.
+func listening() (map[string]bool, error) {
+	b, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]bool{}
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) == 8 && strings.HasSuffix(f[7], "/guest.sock") && f[5] == "01" && f[3] == "00010000" {
+			found[f[6]] = true
+		}
+	}
+	return found, nil
 }
 
-// Empty tells whether nothing is left; the error lists what is.
+// heldByGuests maps the inodes of sockets that guests hold to the guests' groups.
+func heldByGuests() map[string]string {
+	held := map[string]string{}
+	_ = each(func(_ int, pid string) {
+		if !isGuest(pid) {
+			return
+		}
+		group := groupOf(pid)
+		for _, to := range descriptors(pid) {
+			if inode, ok := strings.CutPrefix(to, "socket:["); ok {
+				held[strings.TrimSuffix(inode, "]")] = group
+			}
+		}
+	})
+	return held
+}
+
+// Empty tells whether no leak is left; the error lists what is.
 func (a *Audit) Empty() error {
-	left := a.Left()
-	if len(left) == 0 {
+	if len(a.Leaks) == 0 {
 		return nil
 	}
-	counts := map[string]int{}
-	for _, i := range left {
-		counts[i.Kind]++
+	kinds := []string{}
+	for _, k := range Kinds {
+		if n := a.Owners[Leak][k]; n > 0 {
+			kinds = append(kinds, fmt.Sprintf("%d %s", n, k))
+		}
 	}
-	kinds := make([]string, 0, len(counts))
-	for k, n := range counts {
-		kinds = append(kinds, fmt.Sprintf("%d %s", n, k))
-	}
-	slices.Sort(kinds)
-	return fmt.Errorf("left on this machine: %s (first: %s %s)", strings.Join(kinds, ", "), left[0].Kind, left[0].Name)
+	return fmt.Errorf("left on this machine: %s (first: %s %s)", strings.Join(kinds, ", "), a.Leaks[0].Kind, a.Leaks[0].Name)
 }

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"dsec/internal/backend/container/cgroup"
 )
 
@@ -18,6 +20,12 @@ func TestRunningNodesAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.Close()
+	if nodes, err := running(nil); err != nil || nodes.of(data) != "" {
+		t.Errorf("a lock that nobody holds: %v, %v", nodes, err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
 	nodes, err := running(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -33,12 +41,36 @@ func TestRunningNodesAreFound(t *testing.T) {
 			t.Errorf("%q is of %q, want %q", where, got, want)
 		}
 	}
-	a := &Audit{Items: []Item{{Kind: "mount", Name: "a", Node: data}, {Kind: "mount", Name: "b"}}}
-	if left := a.Left(); len(left) != 1 || left[0].Name != "b" {
-		t.Errorf("left %v", left)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(data, link); err != nil {
+		t.Fatal(err)
 	}
-	a.ours = []string{data}
-	if left := a.Left(); len(left) != 2 || a.Empty() == nil {
-		t.Errorf("left of a node that was asked about: %v", left)
+	if cgroup.NameOf(link) != cgroup.NameOf(data) || cgroup.NameOf(link+"/gone") != cgroup.NameOf(data+"/gone") {
+		t.Error("one data directory has two names")
+	}
+}
+
+func TestOwners(t *testing.T) {
+	t.Parallel()
+	known := func(id string) bool { return id == "known" }
+	for _, c := range []struct {
+		node          Node
+		sandbox, home string // of the item
+		want          Owner
+	}{
+		{Node{Data: "/d", Known: known}, "", "/d", OfServer},
+		{Node{Data: "/d", Known: known}, "known", "/d", OfSandboxes},
+		{Node{Data: "/d", Known: known}, "stray", "/d", Leak},
+		{Node{Data: "/d", Known: known}, "stray", "/e", OfOthers},
+		{Node{Data: "/d", Known: known}, "", "/e", OfOthers},
+		{Node{Data: "/d", Known: known}, "", "", Leak},
+		{Node{Data: "/d", Known: known}, "unknown", "", Leak},
+		{Node{Data: "/d"}, "known", "", Leak},
+		{Node{}, "known", "/d", OfOthers},
+		{Node{}, "known", "", Leak},
+	} {
+		if got := c.node.ownerOf(Item{Kind: "cgroup", Sandbox: c.sandbox, Node: c.home}); got != c.want {
+			t.Errorf("%q in %q is of %s for the node of %q, want %s", c.sandbox, c.home, got, c.node.Data, c.want)
+		}
 	}
 }

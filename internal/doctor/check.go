@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 	"dsec/internal/backend/container"
 	"dsec/internal/backend/container/scratch"
 	"dsec/internal/image"
@@ -58,9 +59,16 @@ func Checks(ctx context.Context, dataDir string, guest []byte, sandboxes int) []
 	}
 	add("root", Fail, "", "yes", nil)
 
-	tmp, err := os.MkdirTemp("", "dsec-doctor-")
+	// In the data directory's own file system, unless that is the very thing that is wrong.
+	where, name := existing(dataDir), "file system of "+dataDir
+	dataErr := DataDir(ctx, where)
+	if errors.Is(dataErr, errs.DataUnsuitable) {
+		add(name, Fail, errs.Lookup(errs.DataUnsuitable).Hint, "", errors.New(errs.Of(dataErr).Message))
+		where = ""
+	}
+	tmp, err := os.MkdirTemp(where, "dsec-doctor-")
 	if err != nil {
-		add("temporary directory", Fail, "make room or set TMPDIR", "", err)
+		add("temporary directory", Fail, "make room in "+orDefault(where, os.TempDir()), "", err)
 		return out
 	}
 	defer os.RemoveAll(tmp)
@@ -71,13 +79,15 @@ func Checks(ctx context.Context, dataDir string, guest []byte, sandboxes int) []
 		detail, err := tryContainer(ctx, tmp, guest, store, img)
 		add("containers", Fail, "use a kernel ≥ 6.15 with user namespaces, overlayfs and idmapped mounts; see the detail", detail, err)
 	}
-	needed, err := scratch.Needed(existing(dataDir))
-	detail := "sandboxes write to the data directory"
-	if needed {
-		detail = "ext4 without a journal: sandboxes write to an image file of their own"
-		err = errors.Join(err, present("mkfs.ext4"))
+	if where != "" {
+		needed, err := scratch.Needed(where)
+		detail := "sandboxes write to the data directory"
+		if needed {
+			detail = "ext4 without a journal: sandboxes write to an image file of their own"
+			err = errors.Join(err, present("mkfs.ext4"))
+		}
+		add(name, Fail, "install e2fsprogs", detail, err)
 	}
-	add("file system of "+dataDir, Fail, "install e2fsprogs", detail, err)
 
 	limit := func(name, path string, want int64, fix string) {
 		have, err := readNumber(path)
@@ -108,6 +118,36 @@ func Checks(ctx context.Context, dataDir string, guest []byte, sandboxes int) []
 	add("disk", Warn, "free some, or choose another --data", fmt.Sprintf("%d MiB free", free>>20), err)
 	add("mmdebstrap", Warn, "apt-get install mmdebstrap (only for building Debian images)", "present", present("mmdebstrap"))
 	return out
+}
+
+// Backend is a kind of isolation and whether it works here.
+type Backend struct {
+	Name   v1.Backend `json:"name"`
+	Usable bool       `json:"usable"`
+	Detail string     `json:"detail"`
+}
+
+// Backends tells of every backend that there is or will be, given what Checks found.
+func Backends(checks []Check) []Backend {
+	container := Backend{v1.BackendContainer, true, "Linux namespaces and control groups"}
+	for _, c := range checks {
+		if c.Status == Fail {
+			container.Usable, container.Detail = false, c.Name+": "+c.Detail
+			break
+		}
+	}
+	out := []Backend{container, {v1.BackendHollow, true, "keeps state and runs nothing: for tests of the control plane"}}
+	for _, later := range []v1.Backend{v1.BackendMicroVM, v1.BackendFullVM, v1.BackendFnCall} {
+		out = append(out, Backend{later, false, "not in this version"})
+	}
+	return out
+}
+
+func orDefault(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
 }
 
 func existing(dir string) string {

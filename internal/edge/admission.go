@@ -47,6 +47,10 @@ func (a *admission) take(want v1.Resources) error {
 		{"cpu_millis", a.used.CPUMillis, want.CPUMillis, a.capacity.CPUMillis},
 		{"memory_bytes", a.used.MemoryBytes, want.MemoryBytes, a.capacity.MemoryBytes},
 	} {
+		if r.want > r.room { // placement says so already, unless it has not heard of our capacity
+			return errs.New(errs.SpecTooLarge, "edge.admit", fmt.Sprintf("%s: %d are asked for, and the node has %d in all", r.name, r.want, r.room)).
+				With("resource", r.name).With("largest", strconv.FormatInt(r.room, 10))
+		}
 		if r.used+r.want > r.room {
 			return full(r.name, fmt.Sprintf("%d of %d are taken and %d are asked for", r.used, r.room, r.want))
 		}

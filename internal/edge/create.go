@@ -165,15 +165,11 @@ func (s *sandbox) await(ctx context.Context) (v1.Sandbox, error) {
 	return v, nil
 }
 
-// watch ends with the sandbox: it notices a guest that dies by itself, and the end of
-// the sandbox's time.
+// watch ends with the sandbox: it notices a guest that dies by itself.
 func (e *Edge) watch(s *sandbox) {
+	e.limit(s)
 	s.mu.Lock()
-	instance, expires := s.instance, s.view.ExpiresAt
-	if expires != nil {
-		id := s.view.ID
-		s.expiry = time.AfterFunc(max(0, expires.Sub(e.cfg.Now())), func() { e.expire(id) })
-	}
+	instance := s.instance
 	s.mu.Unlock()
 	if instance == nil { // removed already
 		return
@@ -217,13 +213,4 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 		return
 	}
 	e.giveBack(s)
-}
-
-func (e *Edge) expire(id string) {
-	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
-	defer cancel()
-	e.cfg.Log.Info("sandbox reached its time to live", "sandbox", id)
-	if err := e.remove(ctx, id); err != nil {
-		e.cfg.Log.Error("remove an expired sandbox", "sandbox", id, "err", err)
-	}
 }

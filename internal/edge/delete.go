@@ -93,6 +93,7 @@ func (e *Edge) forget(s *sandbox) {
 		delete(e.keys, v.IdempotencyKey)
 	}
 	e.mu.Unlock()
+	s.unlimit()
 	e.giveBack(s)
 	e.feed.removed(v.ID)
 	close(s.removed)

@@ -145,6 +145,7 @@ func (e *Edge) Close(ctx context.Context) error {
 	e.wg.Wait()
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
+		s.unlimit()
 		s.release()
 	}
 	e.mu.Unlock()

@@ -228,6 +228,11 @@ func TestAdmissionNamesTheResource(t *testing.T) {
 			if x.Code != errs.NodeFull || x.Details["resource"] != resource || x.RetryAfter <= 0 || x.Sandbox == "" || !x.Infra {
 				t.Errorf("third create: %+v", x)
 			}
+			_, err = b.create(c, e, func(r *v1.EdgeCreate) { r.Spec.CPUMillis, r.Spec.MemoryBytes = 1<<41, 1<<51 })
+			// Slots, which come first, are only full.
+			if x := errs.Of(err); resource != "slots" && (x.Code != errs.SpecTooLarge || x.Retryable || x.Infra) {
+				t.Errorf("more than the whole node: %+v", x)
+			}
 			if err := c.Call(t.Context(), "", "sandbox.delete", &msg.SandboxRequest{Id: first.ID}, &msg.Empty{}); err != nil {
 				t.Fatal(err)
 			}
@@ -531,6 +536,70 @@ func TestTTLRemoves(t *testing.T) {
 			t.Fatal("it is still there long after its time")
 		}
 		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// A lease keeps a sandbox as long as someone renews it; a restart gives a whole new one.
+func TestLease(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	c := b.control(e)
+	leased := func(r *v1.EdgeCreate) { r.Spec.Lease = v1.MinLease }
+	var ids []string
+	for _, change := range []func(*v1.EdgeCreate){leased, leased, nil} {
+		s, err := b.create(c, e, change)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, s.ID)
+	}
+	kept, left, without := ids[0], ids[1], ids[2]
+	renew := func(c *aether.Conn, id string) error {
+		return c.Call(t.Context(), "", "sandbox.renew", &msg.SandboxRequest{Id: id}, &msg.Empty{})
+	}
+	until := func(what string, e *Edge, id string, each func()) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); e.get(id) != nil; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: it is still there", what)
+			}
+			b.now.Add(int64(5 * time.Millisecond))
+			each()
+		}
+	}
+	until("not renewed", e, left, func() {
+		if err := renew(c, kept); err != nil {
+			t.Fatalf("renew: %v", err)
+		}
+	})
+	if e.get(kept) == nil || e.get(without) == nil {
+		t.Fatal("a renewed one, or one without a lease, was removed")
+	}
+	if err := renew(c, left); !errors.Is(err, errs.SandboxGone) {
+		t.Errorf("renew after the end: %v", err)
+	}
+	if err := renew(c, without); err != nil {
+		t.Errorf("renew without a lease: %v", err)
+	}
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.now.Add(int64(time.Hour)) // longer away than any lease
+	e2 := b.start()
+	if e2.get(kept) == nil {
+		t.Fatal("a restart ended the lease")
+	}
+	c2 := b.control(e2)
+	if err := renew(c2, kept); err != nil {
+		t.Errorf("renew after the restart: %v", err)
+	}
+	until("not renewed after a restart", e2, kept, func() {})
+	if e2.get(without) == nil {
+		t.Error("one without a lease was removed")
+	}
+	if _, err := b.create(c2, e2, func(r *v1.EdgeCreate) { r.Spec.Lease = 0.5 }); !errors.Is(err, errs.BadSpec) {
+		t.Errorf("a lease below the minimum: %v", err)
 	}
 }
 

@@ -40,6 +40,8 @@ type sandbox struct {
 	instance backend.Instance
 	guest    *aether.Conn
 	expiry   *time.Timer
+	lease    *time.Timer
+	renewed  time.Time // when its lease was
 
 	dial sync.Mutex // held by whoever connects to the guest
 }
@@ -172,9 +174,6 @@ func (s *sandbox) release() {
 	if s.guest != nil {
 		s.guest.Close()
 		s.guest = nil
-	}
-	if s.expiry != nil {
-		s.expiry.Stop()
 	}
 	s.instance = nil
 }

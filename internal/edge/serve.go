@@ -48,6 +48,7 @@ func (e *Edge) handlers() map[string]aether.Handler {
 	return map[string]aether.Handler{
 		"sandbox.create": control(aether.Unary(e.serveCreate)),
 		"sandbox.get":    control(aether.Unary(e.serveGet)),
+		"sandbox.renew":  control(aether.Unary(e.serveRenew)),
 		"sandbox.delete": control(aether.Unary(e.serveDelete)),
 		"edge.watch":     control(e.serveWatch),
 		"edge.audit":     control(aether.Unary(e.serveAudit)),
@@ -115,6 +116,10 @@ func (e *Edge) serveGet(ctx context.Context, _ *aether.Stream, r *msg.SandboxReq
 		}
 	}
 	return document(v)
+}
+
+func (e *Edge) serveRenew(_ context.Context, _ *aether.Stream, r *msg.SandboxRequest) (*msg.Empty, error) {
+	return &msg.Empty{}, e.renew(r.Id)
 }
 
 func (e *Edge) serveDelete(ctx context.Context, _ *aether.Stream, r *msg.SandboxRequest) (*msg.Empty, error) {

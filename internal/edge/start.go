@@ -231,6 +231,7 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 	}
 	if v.State != v1.StateRunning {
 		e.giveBack(s)
+		e.limit(s)
 		return
 	}
 	spec := backend.Spec{ID: v.ID, Generation: 1, Sandbox: v.Spec, Image: rec.Image}
@@ -251,6 +252,7 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 			return
 		}
 		e.giveBack(s)
+		e.limit(s)
 		return
 	}
 	s.instance = instance

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,12 @@ func Find(data string) (Info, error) {
 		return info, errs.New(errs.NodeNotFound, "down", "the node of "+data+" has died")
 	}
 	return info, nil
+}
+
+// Token returns the root token of a data directory's node.
+func Token(data string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(data, "root.token"))
+	return strings.TrimSpace(string(b)), err
 }
 
 // Stop ends the node's process and waits until it has let go of the data directory.

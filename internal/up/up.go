@@ -31,6 +31,7 @@ import (
 	"dsec/internal/backend/hollow"
 	"dsec/internal/control"
 	"dsec/internal/control/store"
+	"dsec/internal/doctor"
 	"dsec/internal/edge"
 	"dsec/internal/edge/local"
 	imagestore "dsec/internal/image/store"
@@ -71,6 +72,8 @@ type Info struct {
 	Node    string    `json:"node"`
 	Version string    `json:"version"`
 	Started time.Time `json:"started_at"`
+	// Backends that work here.
+	Backends []v1.Backend `json:"backends"`
 }
 
 // node is what Run starts, in this order, and stops in the opposite one.
@@ -101,7 +104,7 @@ func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error
 	if err != nil {
 		return err
 	}
-	info := Info{PID: os.Getpid(), URL: url(n.control.Addr().Network(), n.control.Addr().String(), opts.TLS != nil), Node: n.edge.ID(), Version: opts.Version, Started: time.Now().UTC()}
+	info := Info{PID: os.Getpid(), URL: url(n.control.Addr().Network(), n.control.Addr().String(), opts.TLS != nil), Node: n.edge.ID(), Version: opts.Version, Started: time.Now().UTC(), Backends: n.edge.Node().Backends}
 	if err := n.publish(info); err != nil {
 		return err
 	}
@@ -143,6 +146,11 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	}
 	if err := raiseOpenFiles(); err != nil {
 		return "", err
+	}
+	if err := doctor.DataDir(ctx, n.opts.Data); errors.Is(err, errs.DataUnsuitable) {
+		return "", err
+	} else if err != nil { // a full disk, say, must not keep us from what runs already
+		n.opts.Log.Warn("creates may fail: a try of the data directory did; see 'dsec doctor'", "err", err)
 	}
 	relaxMonitor()
 	if token, err = loadToken(n.path("root.token")); err != nil {
@@ -307,7 +315,7 @@ const lingerTime = 5 * time.Second
 func takeOver(ctx context.Context, data string) (*os.File, error) {
 	for deadline := time.Now().Add(lingerTime); ; {
 		lock, err := acquire(filepath.Join(data, "lock"))
-		if !errors.Is(err, errs.StateConflict) || !died(data) || time.Now().After(deadline) {
+		if !errors.Is(err, errs.NodeRunning) || !died(data) || time.Now().After(deadline) {
 			return lock, err
 		}
 		select {
@@ -337,7 +345,7 @@ func acquire(path string) (*os.File, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, errs.New(errs.StateConflict, "up", "a node already runs on "+filepath.Dir(path)+"; stop it with 'dsec down', or use another --data")
+			return nil, errs.New(errs.NodeRunning, "up", "a node already runs on "+filepath.Dir(path))
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}

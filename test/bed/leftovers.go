@@ -1,8 +1,6 @@
 package bed
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"dsec/internal/backend/container/cgroup"
 )
 
 // Held counts what the kernel and the disk hold for sandboxes of this bed's node, by
@@ -81,10 +81,7 @@ func (b *Bed) list(ours func(path string) bool) ([]string, error) {
 }
 
 // group is what the node calls its parent control group.
-func (b *Bed) group() string {
-	sum := sha256.Sum256([]byte(b.Data))
-	return "dsec-" + hex.EncodeToString(sum[:4])
-}
+func (b *Bed) group() string { return cgroup.NameOf(b.Data) }
 
 // processes of the node's groups, guests that fell out of them, and their namespaces.
 func (b *Bed) processes(group string) (found []string, err error) {

@@ -256,7 +256,7 @@ func TestImportChecksTheFormat(t *testing.T) {
 	dir := t.TempDir()
 	writeTree(t, dir)
 	shared.Fails(t, 1, "bad_request", "image", "import", "--format", "docker-archive", "x", dir)
-	shared.Fails(t, 1, "bad_request", "image", "import", "x", "/no/such/source")
+	shared.Fails(t, 1, "local_file", "image", "import", "x", "/no/such/source")
 	shared.Fails(t, 1, "image_", "image", "import", "--format", "oci-layout", "x", shared.Bin)
 	if r := shared.CLI(t, "image", "inspect", "x"); r.Code == 0 {
 		t.Error("an image was made")

@@ -184,7 +184,7 @@ func TestCopyRefusals(t *testing.T) {
 	shared.Fails(t, 2, "", "cp", "a", "b")
 	shared.Fails(t, 2, "", "cp", id+":/etc", id+":/tmp")
 	shared.Fails(t, 1, "path_not_found", "cp", id+":/nosuch", t.TempDir())
-	shared.Fails(t, 1, "path_not_found", "cp", "/nosuch/file", id+":/tmp")
+	shared.Fails(t, 1, "local_file", "cp", "/nosuch/file", id+":/tmp")
 	shared.Fails(t, 1, "not_directory", "cp", "/etc/hostname", id+":/etc/passwd/x")
 	if left := shared.Must(t, "exec", id, "--", "ls", "/tmp"); left != "" {
 		t.Errorf("refused copies left %q", left)

@@ -167,6 +167,46 @@ func TestCtrlCDuringTheCreateLeavesNothing(t *testing.T) {
 	})
 }
 
+// What a killed run leaves is removed when its lease ends; a run that lives keeps its own.
+func TestKilledRunLeavesNothing(t *testing.T) {
+	t.Parallel()
+	start := func(name, script string) (*exec.Cmd, string, io.Reader) {
+		t.Helper()
+		label := "test=" + t.Name() + "-" + name
+		cmd := shared.Command(t.Context(), "run", "--lease", "1s", "--label", label, bed.Image, "--", "sh", "-c", "echo started; "+script)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(out, make([]byte, len("started\n"))); err != nil {
+			t.Fatal(err)
+		}
+		return cmd, label, out
+	}
+	alive, _, out := start("alive", "sleep 4; echo end")
+	killed, label, _ := start("killed", "sleep 1000")
+	if n := len(bed.JSON[[]v1.Sandbox](t, shared, "ls", "--json", "--label", label)); n != 1 {
+		t.Fatalf("%d sandboxes while it runs", n)
+	}
+	if err := killed.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	killed.Wait()
+	bed.Eventually(t, "the sandbox of a killed run is removed", func() error {
+		if left := shared.Must(t, "ls", "-q", "--label", label); left != "" {
+			return errors.New(left)
+		}
+		return nil
+	})
+	rest, err := io.ReadAll(out)
+	if code := exitCode(alive.Wait()); err != nil || code != 0 || string(rest) != "end\n" {
+		t.Errorf("a run of several leases: exit code %d, %q, %v", code, rest, err)
+	}
+}
+
 func exitCode(err error) int {
 	var exit *exec.ExitError
 	switch {

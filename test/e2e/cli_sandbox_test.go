@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -107,6 +108,46 @@ func TestExecOptions(t *testing.T) {
 	}
 }
 
+func TestExecJSON(t *testing.T) {
+	t.Parallel()
+	type outcome struct {
+		Sandbox        string `json:"sandbox"`
+		ExitCode       int    `json:"exit_code"`
+		Signal         int    `json:"signal"`
+		Stdout, Stderr *string
+		StdoutBase64   []byte  `json:"stdout_base64"`
+		StdoutBytes    int     `json:"stdout_bytes"`
+		Truncated      bool    `json:"truncated"`
+		DurationMS     float64 `json:"duration_ms"`
+	}
+	id := box(t)
+	for _, args := range [][]string{{"exec", "--json", id}, {"run", "--json", bed.Image}} {
+		for script, want := range map[string]outcome{
+			"echo out; echo err >&2; exit 3": {ExitCode: 3, StdoutBytes: 4},
+			"kill -9 $$":                     {ExitCode: 137, Signal: 9},
+			"head -c 40000000 /dev/zero":     {StdoutBytes: 40000000, Truncated: true},
+		} {
+			r := shared.CLI(t, append(args, "--", "sh", "-c", script)...)
+			all := bed.Lines[outcome](t, r.Stdout)
+			if len(all) != 1 || r.Code != want.ExitCode {
+				t.Fatalf("%v %q: exit code %d, %d objects, %s", args, script, r.Code, len(all), r.Stderr)
+			}
+			got := all[0]
+			if got.ExitCode != want.ExitCode || got.Signal != want.Signal || got.StdoutBytes != want.StdoutBytes || got.Truncated != want.Truncated ||
+				got.DurationMS <= 0 || got.Sandbox == "" || got.Stdout == nil || got.Stderr == nil {
+				t.Errorf("%v %q: %+v", args, script, got)
+			}
+			if want.ExitCode == 3 && (*got.Stdout != "out\n" || *got.Stderr != "err\n") {
+				t.Errorf("%v: %q, %q", args, *got.Stdout, *got.Stderr)
+			}
+		}
+	}
+	r := shared.CLI(t, "exec", "--json", id, "--", "printf", `\377`)
+	if all := bed.Lines[outcome](t, r.Stdout); len(all) != 1 || all[0].Stdout != nil || string(all[0].StdoutBase64) != "\xff" {
+		t.Errorf("bytes that are no text: %+v", r)
+	}
+}
+
 // exec returns when the command does, even if a child of it holds the output open.
 func TestExecEndsThoughADescendantKeepsStdout(t *testing.T) {
 	t.Parallel()
@@ -172,6 +213,17 @@ func TestDetachPsAttachLogsKill(t *testing.T) {
 	r := shared.CLI(t, "attach", "--from", fmt.Sprint(from), id, fmt.Sprint(started.PID))
 	if r.Code != 5 || r.Stdout != whole.String()[from:] || !strings.Contains(r.Stderr, "err\n") {
 		t.Errorf("attach from %d: exit code %d, %d bytes of %d, stderr %q", from, r.Code, len(r.Stdout), whole.Len()-from, r.Stderr)
+	}
+	if r := shared.CLI(t, "attach", "--from", "999999", id, "job"); r.Code != 5 || r.Stdout != "" || !strings.Contains(r.Stderr, "past the end of the output") {
+		t.Errorf("attach from past the end: %+v", r)
+	}
+	type line struct {
+		PID               uint32
+		Tag, Stream, Text string
+	}
+	if l := bed.Lines[line](t, shared.Must(t, "logs", "--json", id)); len(l) != 1002 || !slices.Contains(l, line{started.PID, "job", "stderr", "err\n"}) ||
+		!slices.Contains(l, line{started.PID, "job", "stdout", "line 999\n"}) {
+		t.Errorf("logs --json: %d lines, %+v", len(l), l[max(0, len(l)-3):])
 	}
 	if all := shared.Must(t, "logs", id); strings.Count(all, "job | line ") != 1000 {
 		t.Errorf("logs of all processes: %d lines", strings.Count(all, "job | "))
@@ -291,7 +343,9 @@ func TestImageVerbs(t *testing.T) {
 	id := shared.Must(t, "create", "e2e/tree:1")
 	shared.Fails(t, 1, "image_in_use", "image", "rm", "e2e/tree:1")
 	shared.Must(t, "rm", id)
-	shared.Must(t, "image", "rm", "e2e/tree:1")
+	if out := shared.Must(t, "image", "rm", "--json", "e2e/tree:1"); out != `{"name":"e2e/tree:1"}` {
+		t.Errorf("image rm --json: %s", out)
+	}
 	shared.Fails(t, 1, "image_not_found", "image", "inspect", "e2e/tree:1")
 	shared.Fails(t, 1, "image_not_found", "image", "rm", "e2e/tree:1")
 }
@@ -315,6 +369,11 @@ func TestTokenAndNodeVerbs(t *testing.T) {
 	}
 }
 
+type backendInfo struct {
+	Name, Detail string
+	Usable       bool
+}
+
 func TestVersionCompletionDoctorBench(t *testing.T) {
 	t.Parallel()
 	v := bed.JSON[map[string]string](t, shared, "version", "--json")
@@ -334,9 +393,20 @@ func TestVersionCompletionDoctorBench(t *testing.T) {
 		t.Errorf("completion of images:\n%s", out)
 	}
 	doctor := bed.JSON[struct {
-		OK     bool
-		Checks []struct{ Name, Status, Detail string }
+		OK       bool
+		Checks   []struct{ Name, Status, Detail string }
+		Backends []backendInfo
 	}](t, shared, "doctor", "--json", "--data", shared.Data)
+	usable := map[string]bool{}
+	for _, b := range doctor.Backends {
+		usable[b.Name] = b.Usable
+		if b.Detail == "" {
+			t.Errorf("doctor says nothing of the backend %s", b.Name)
+		}
+	}
+	if want := map[string]bool{"container": true, "hollow": true, "microvm": false, "fullvm": false, "fncall": false}; !maps.Equal(usable, want) {
+		t.Errorf("backends: %v", usable)
+	}
 	if !doctor.OK || len(doctor.Checks) < 5 {
 		t.Errorf("doctor: %+v", doctor)
 	}

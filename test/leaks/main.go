@@ -79,12 +79,12 @@ func check(file, dir string) error {
 // left lists what belongs to no running node, and what belongs to one below dir: those
 // of the tests have ended by now, or are leaks themselves.
 func left(dir string) (found []string, err error) {
-	a, err := doctor.Run(nil, func(string) bool { return false })
+	a, err := doctor.Run(doctor.Node{})
 	if err != nil {
 		return nil, err
 	}
 	for _, i := range a.Items {
-		if i.Node == "" || dir != "" && strings.HasPrefix(i.Node, dir+"/") {
+		if i.Owner == doctor.Leak || dir != "" && strings.HasPrefix(i.Node, dir+"/") {
 			found = append(found, i.Kind+" "+i.Name)
 		}
 	}

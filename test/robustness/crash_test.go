@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -490,8 +491,14 @@ func TestUpTwiceOnOneDataDirectory(t *testing.T) {
 		{"up", "--data", b.Data, "--listen", "unix:" + b.Dir + "/second.sock"},
 		{"up", "--detach", "--data", b.Data, "--listen", "unix:" + b.Dir + "/second.sock"},
 	} {
-		b.Fails(t, 1, "state_conflict", args...)
+		path := filepath.Join(t.TempDir(), "context.json")
+		r := b.Fails(t, 1, "node_running", append(args, "--context", path)...)
+		if !strings.Contains(r.Stderr, "unix://"+b.Sock) {
+			t.Errorf("it does not say where the node answers: %s", r.Stderr)
+		}
+		b.Must(t, "ls", "--context", path) // the file was written for the one that runs
 	}
+	b.Fails(t, 1, "address_in_use", "up", "--data", t.TempDir(), "--listen", "unix:"+b.Sock)
 	if res, err := sb.Run(t.Context(), "true"); err != nil || res.Code != 0 {
 		t.Errorf("the first server afterwards: %v", err)
 	}

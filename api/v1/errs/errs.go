@@ -52,12 +52,14 @@ func (c Code) Error() string { return string(c) }
 const (
 	BadRequest        Code = "bad_request"
 	BadSpec           Code = "bad_spec"
+	SpecTooLarge      Code = "spec_too_large"
 	UnknownBackend    Code = "unknown_backend"
 	UserNotFound      Code = "user_not_found"
 	CwdNotFound       Code = "cwd_not_found"
 	BadPath           Code = "bad_path"
 	NotDirectory      Code = "not_directory"
 	IsDirectory       Code = "is_directory"
+	LocalFile         Code = "local_file"
 	BadToken          Code = "bad_token"
 	MissingRight      Code = "missing_right"
 	PermissionDenied  Code = "permission_denied"
@@ -86,6 +88,9 @@ const (
 	IdempotencyReuse  Code = "idempotency_key_reused"
 	RevisionCompacted Code = "revision_compacted"
 	StateConflict     Code = "state_conflict"
+	NodeRunning       Code = "node_running"
+	AddressInUse      Code = "address_in_use"
+	DataUnsuitable    Code = "data_unsuitable"
 	BodyTooLarge      Code = "body_too_large"
 	NodeFull          Code = "node_full"
 	NoNode            Code = "no_node"
@@ -119,12 +124,14 @@ type Row struct {
 var Table = []Row{
 	{BadRequest, Invalid, 400, false, false, "correct the request; the message names the field"},
 	{BadSpec, Invalid, 400, false, false, "correct the sandbox spec; the message names the field"},
+	{SpecTooLarge, Invalid, 400, false, false, "ask for no more than the message says; 'dsec node ls' shows what nodes have"},
 	{UnknownBackend, Invalid, 400, false, false, "use a backend that 'dsec doctor' lists as usable"},
 	{UserNotFound, Invalid, 400, false, false, "name a user of the image's /etc/passwd, or a numeric uid"},
 	{CwdNotFound, Invalid, 400, false, false, "create the directory first or choose another --cwd"},
 	{BadPath, Invalid, 400, false, false, "use an absolute path inside the sandbox"},
 	{NotDirectory, Invalid, 400, false, false, "the path names a file; name a directory"},
 	{IsDirectory, Invalid, 400, false, false, "the path names a directory; name a file, or copy it as a tree"},
+	{LocalFile, Invalid, 400, false, false, "it is a path of this machine, not of the sandbox: look whether it exists and who may use it"},
 	{BadToken, Unauthenticated, 401, false, false, "set DSEC_TOKEN or use the context file that 'dsec up' wrote"},
 	{MissingRight, Forbidden, 403, false, false, "use a token that has the right named in the message"},
 	{PermissionDenied, Forbidden, 403, false, false, "the file's mode or owner forbids it; change it or act as another user"},
@@ -136,8 +143,8 @@ var Table = []Row{
 	{ImageInUse, Conflict, 409, false, false, "remove the sandboxes that use it first"},
 	{ImageCorrupt, Corrupt, 422, false, false, "the source is damaged; make or fetch it again"},
 	{ImageUnsupported, Unsupported, 422, false, false, "import a directory, tar, docker-archive or OCI layout"},
-	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec doctor'"},
-	{TokenNotFound, NotFound, 404, false, false, "list tokens first"},
+	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec node ls'; 'dsec up' starts one"},
+	{TokenNotFound, NotFound, 404, false, false, "list tokens with 'dsec token ls'"},
 	{ProcessNotFound, NotFound, 404, false, false, "list processes with 'dsec ps ID'"},
 	{ProcessExited, Conflict, 409, false, false, "the process has ended; attach to read its output"},
 	{SessionNotFound, NotFound, 404, false, false, "open the session first"},
@@ -153,9 +160,12 @@ var Table = []Row{
 	{IdempotencyReuse, Conflict, 409, false, false, "the key was used with another request; use a new key"},
 	{RevisionCompacted, Gone, 410, true, false, "list again and watch from the revision it returns"},
 	{StateConflict, Conflict, 409, true, false, "another operation changed the state; read it and retry"},
+	{NodeRunning, Conflict, 409, false, false, "use it; or stop it with 'dsec down', or use another --data"},
+	{AddressInUse, Conflict, 409, false, false, "another program listens there: stop it, or choose another --listen"},
+	{DataUnsuitable, Unsupported, 501, false, false, "choose a --data on a disk, such as ext4 or xfs"},
 	{BodyTooLarge, TooLarge, 413, false, false, "send it as a stream, or in parts below the limit"},
 	{NodeFull, Capacity, 503, true, true, "wait for the retry-after time or remove sandboxes"},
-	{NoNode, Unavailable, 503, true, true, "no edge is registered; start one"},
+	{NoNode, Unavailable, 503, true, true, "no node is ready, or none has the backend; see 'dsec node ls' and 'dsec doctor'"},
 	{DiskFull, NoSpace, 507, true, true, "free disk space in the data directory"},
 	{EdgeUnreachable, Unavailable, 502, true, true, "the node does not answer; retry or look at it"},
 	{GuestUnreachable, Unavailable, 502, true, true, "the sandbox's guest does not answer; inspect the sandbox"},

@@ -222,6 +222,34 @@ func TestOneOfSeveralWaitersMayLeave(t *testing.T) {
 	}
 }
 
+func TestRenew(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	sb := w.create(`{"backend":"hollow","lease_s":30}`)
+	if sb.Spec.Lease != 30 {
+		t.Errorf("%+v", sb.Spec)
+	}
+	path := "/v1/sandboxes/" + sb.ID
+	if status, _, raw := w.do("POST", path+"/renew", nil); status != 204 {
+		t.Errorf("renew: %d %s", status, raw)
+	}
+	w.do("DELETE", path, nil)
+	w.problem("sandbox_gone", "POST", path+"/renew", nil)
+	w.problem("sandbox_not_found", "POST", "/v1/sandboxes/nosuch/renew", nil)
+	w.problem("bad_spec", "POST", "/v1/sandboxes", `{"backend":"hollow","lease_s":0.5}`)
+}
+
+func TestUnknownBackendSaysWhichThereAre(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, want := range map[string]string{"microvm": "not in this version", "nosuch": "there is no backend"} {
+		p := w.problem("unknown_backend", "POST", "/v1/sandboxes", `{"backend":"`+name+`"}`)
+		if !strings.Contains(p.Message, want) || !strings.Contains(p.Message, "use container or hollow") {
+			t.Errorf("%s: %s", name, p.Message)
+		}
+	}
+}
+
 func TestFullNode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(_ *control.Config, ec *controltest.Config) {
@@ -236,8 +264,8 @@ func TestFullNode(t *testing.T) {
 	if status != 503 || p.Code != "node_full" || p.Details["resource"] != "memory" || h.Get("Retry-After") != "1" || p.RetryAfterMS != 1000 || !p.Retryable || !p.Infra {
 		t.Errorf("%d %v %s", status, h, raw)
 	}
-	p = w.problem("node_full", "POST", "/v1/sandboxes", `{"backend":"hollow","memory_bytes":5000000000}`)
-	if p.Retryable || p.RetryAfterMS != 0 {
+	p = w.problem("spec_too_large", "POST", "/v1/sandboxes", `{"backend":"hollow","memory_bytes":5000000000}`)
+	if p.Status != 400 || p.Retryable || p.Infra || p.RetryAfterMS != 0 || p.Details["largest"] != "1073741824" || !strings.Contains(p.Message, "1024 MiB") {
 		t.Errorf("what no node can ever hold: %+v", p)
 	}
 }

@@ -109,8 +109,8 @@ func fromHuma(m *huma.ErrorModel) error {
 			message = field + ": " + d.Message
 		}
 		if field == "backend" {
-			code = errs.UnknownBackend
-			message = fmt.Sprintf("backend: unknown backend %s; known: container, hollow", quoted(d.Value))
+			e := v1.UnknownBackend("request.validate", fmt.Sprint(d.Value))
+			code, message = e.Code, e.Message
 		}
 	}
 	e := errs.New(code, "request.validate", message)

@@ -13,7 +13,7 @@ import (
 var ofSandbox = []errs.Code{errs.SandboxNotFound, errs.SandboxGone, errs.SandboxLost, errs.EdgeUnreachable, errs.ConnectionLost, errs.DeadlineExceeded}
 
 var ofCreate = []errs.Code{
-	errs.BadSpec, errs.UnknownBackend, errs.ImageNotFound, errs.ImageCorrupt, errs.IdempotencyReuse, errs.NodeFull, errs.NoNode, errs.DiskFull,
+	errs.BadSpec, errs.SpecTooLarge, errs.UnknownBackend, errs.ImageNotFound, errs.ImageCorrupt, errs.IdempotencyReuse, errs.NodeFull, errs.NoNode, errs.DiskFull,
 	errs.EdgeUnreachable, errs.GuestUnreachable, errs.ConnectionLost, errs.ShuttingDown, errs.DeadlineExceeded, errs.SandboxGone, errs.SandboxLost,
 	errs.UserNotFound, errs.CwdNotFound, errs.NotSupported, errs.RequestCanceled,
 }
@@ -52,6 +52,13 @@ func (s *Server) sandboxRoutes() {
 		id: "get-sandbox", method: http.MethodGet, path: "/v1/sandboxes/{id}", tag: tag, right: v1.RightRead,
 		summary: "Inspect a sandbox", text: "With its usage, as long as its node answers.", errors: ofSandbox,
 	}, s.get)
+	handle(s, op{
+		id: "renew-sandbox", method: http.MethodPost, path: "/v1/sandboxes/{id}/renew", tag: tag, right: v1.RightSandbox, status: 204, body: -1,
+		summary: "Renew a sandbox's lease",
+		text: "Says that whoever uses the sandbox is still there. One that was created with `lease_s` is removed when it was not renewed for so long; renew it a few times in " +
+			"each lease. Renewals are not kept over a restart of the node: every lease then begins anew. Nothing happens to a sandbox without a lease.",
+		errors: ofSandbox,
+	}, s.renew)
 	handle(s, op{
 		id: "delete-sandbox", method: http.MethodDelete, path: "/v1/sandboxes/{id}", tag: tag, right: v1.RightSandbox, status: 204,
 		summary: "Remove a sandbox", text: "In whatever state it is. Answers when nothing of it is left.", errors: ofSandbox,

@@ -107,6 +107,19 @@ func (s *Server) deleteOne(ctx context.Context, _ *request, in *idInput) (*noOut
 	return nil, s.delete(ctx, in.ID)
 }
 
+// renew is POST /v1/sandboxes/{id}/renew.
+func (s *Server) renew(ctx context.Context, _ *request, in *idInput) (*noOutput, error) {
+	node, _, err := s.cfg.Registry.Locate(in.ID)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, getTimeout)
+	defer cancel()
+	err = s.cfg.Edges.Renew(ctx, node, in.ID)
+	s.noteGone(in.ID, err)
+	return nil, err
+}
+
 // delete removes a sandbox whatever its state. It is carried through even if the client
 // goes away.
 func (s *Server) delete(ctx context.Context, id string) error {

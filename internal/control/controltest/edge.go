@@ -56,6 +56,7 @@ type Edge struct {
 	log       []v1.EdgeEvent // since the start; seq of log[i] is i+1 (0 is the empty start)
 	changed   chan struct{}
 	creates   int
+	renewals  int
 	requests  []string // request ids seen
 }
 
@@ -142,6 +143,7 @@ func (e *Edge) Serve() {
 		Handlers: map[string]aether.Handler{
 			"sandbox.create": aether.Unary(e.create),
 			"sandbox.get":    aether.Unary(e.get),
+			"sandbox.renew":  aether.Unary(e.renew),
 			"sandbox.delete": aether.Unary(e.delete),
 			"edge.watch":     e.watch,
 			"image.import":   e.imageImport,

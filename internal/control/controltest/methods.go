@@ -83,6 +83,23 @@ func (e *Edge) get(_ context.Context, _ *aether.Stream, req *msg.SandboxRequest)
 	return document(with)
 }
 
+func (e *Edge) renew(_ context.Context, _ *aether.Stream, req *msg.SandboxRequest) (*msg.Empty, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.sandboxes[req.Id] == nil {
+		return nil, e.missing(req.Id)
+	}
+	e.renewals++
+	return &msg.Empty{}, nil
+}
+
+// Renewals says how many leases were renewed.
+func (e *Edge) Renewals() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.renewals
+}
+
 func (e *Edge) delete(_ context.Context, _ *aether.Stream, req *msg.SandboxRequest) (*msg.Empty, error) {
 	e.mu.Lock()
 	if over := e.creating[req.Id]; over != nil { // one operation at a time for an id

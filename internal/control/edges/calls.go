@@ -30,6 +30,15 @@ func (p *Pool) Get(ctx context.Context, node v1.Node, id string) (v1.Sandbox, er
 	return sb, err
 }
 
+// Renew says that a sandbox's owner is there.
+func (p *Pool) Renew(ctx context.Context, node v1.Node, id string) error {
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return err
+	}
+	return answer(ctx, node, c.Call(ctx, "", "sandbox.renew", &msg.SandboxRequest{Id: id}, &msg.Empty{}))
+}
+
 // Delete removes a sandbox and returns once nothing of it is left.
 func (p *Pool) Delete(ctx context.Context, node v1.Node, id string) error {
 	c, err := p.Conn(ctx, node)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -54,7 +55,8 @@ func New(nodes Nodes, newID func(v1.Node) string, random rand.Source) *Placer {
 }
 
 // Place finds an edge on which attempt succeeds. The error names the last sandbox id tried.
-// Errors: errs.NoNode; errs.NodeFull with the resource that is short; attempt's.
+// Errors: errs.NoNode; errs.NodeFull with the resource that is short; errs.SpecTooLarge
+// if no node could take it if it were empty; attempt's.
 func (p *Placer) Place(ctx context.Context, need Need, attempt Attempt) error {
 	var refused refusals
 	tried := map[string]bool{}
@@ -98,7 +100,7 @@ func elsewhere(e *errs.Error) bool {
 	case errs.Capacity, errs.Unavailable, errs.NoSpace:
 		return true
 	}
-	return false
+	return e.Code == errs.SpecTooLarge // for that node, by what it says of itself
 }
 
 // reserve chooses among the nodes not tried yet and counts the sandbox there.
@@ -160,17 +162,27 @@ func (p *Placer) filter(loads []watcher.NodeLoad, need Need, tried map[string]bo
 		usable  []watcher.NodeLoad
 		backend bool
 		ready   int
+		large   bool         // some node, now usable or not, has room for it when empty
+		largest v1.Resources // what one node has, of each
 	)
 	for _, l := range loads {
+		runs := slices.Contains(l.Node.Backends, need.Backend)
+		fits := shortOf(l.Node.Capacity, v1.Resources{}, need.Resources) == nil
+		if runs {
+			large = large || fits
+			largest = atLeast(largest, l.Node.Capacity)
+		}
 		if !l.Node.Ready || tried[l.Node.ID] {
 			continue
 		}
 		ready++
-		if !slices.Contains(l.Node.Backends, need.Backend) {
+		if !runs {
 			continue
 		}
 		backend = true
-		usable = append(usable, l)
+		if fits {
+			usable = append(usable, l)
+		}
 	}
 	switch {
 	case ready == 0 && len(tried) == 0:
@@ -179,6 +191,10 @@ func (p *Placer) filter(loads []watcher.NodeLoad, need Need, tried map[string]bo
 		return nil, errs.New(errs.NoNode, "placement", "no further edge is ready").After(retryAfter)
 	case !backend:
 		return nil, errs.New(errs.NoNode, "placement", fmt.Sprintf("no ready edge runs the backend %q", need.Backend)).With("backend", string(need.Backend)).After(retryAfter)
+	case !large:
+		return nil, tooLarge(largest, need.Resources)
+	case len(usable) == 0:
+		return nil, errs.New(errs.NodeFull, "placement", "the nodes that are large enough take nothing now").After(retryAfter)
 	}
 	usable = withImage(usable, need.Digest)
 
@@ -192,7 +208,7 @@ func (p *Placer) filter(loads []watcher.NodeLoad, need Need, tried map[string]bo
 			continue
 		}
 		short.Node = l.Node.ID
-		if full == nil || short.Retryable && !full.Retryable {
+		if full == nil {
 			full = short
 		}
 	}
@@ -248,15 +264,41 @@ func shortOf(capacity, used, need v1.Resources) *errs.Error {
 		if r.capacity == 0 || r.used+r.need <= r.capacity {
 			continue
 		}
-		e := errs.New(errs.NodeFull, "placement", fmt.Sprintf("not enough %s: %d of %d used, %d wanted", r.name, r.used, r.capacity, r.need)).
-			With("resource", r.name).With("capacity", fmt.Sprint(r.capacity)).With("used", fmt.Sprint(r.used)).With("wanted", fmt.Sprint(r.need))
-		if r.need > r.capacity {
-			e.Retryable = false // no waiting helps
-			return e
-		}
-		return e.After(retryAfter)
+		return errs.New(errs.NodeFull, "placement", fmt.Sprintf("not enough %s: %d of %d used, %d wanted", r.name, r.used, r.capacity, r.need)).
+			With("resource", r.name).With("capacity", fmt.Sprint(r.capacity)).With("used", fmt.Sprint(r.used)).With("wanted", fmt.Sprint(r.need)).
+			After(retryAfter)
 	}
 	return nil
+}
+
+// atLeast is the larger of each resource; 0 is no limit.
+func atLeast(a, b v1.Resources) v1.Resources {
+	larger := func(a, b int64) int64 {
+		if a == unlimited || b == 0 {
+			return unlimited
+		}
+		return max(a, b)
+	}
+	return v1.Resources{
+		Slots: larger(a.Slots, b.Slots), CPUMillis: larger(a.CPUMillis, b.CPUMillis), MemoryBytes: larger(a.MemoryBytes, b.MemoryBytes),
+	}
+}
+
+const unlimited = math.MaxInt64
+
+// tooLarge says what could be asked for at most: no waiting helps.
+func tooLarge(largest, need v1.Resources) *errs.Error {
+	switch {
+	case need.MemoryBytes > largest.MemoryBytes:
+		return errs.New(errs.SpecTooLarge, "placement", fmt.Sprintf("memory: %d MiB are asked for, and the largest node gives its sandboxes %d MiB in all",
+			need.MemoryBytes>>20, largest.MemoryBytes>>20)).
+			With("resource", "memory").With("wanted", fmt.Sprint(need.MemoryBytes)).With("largest", fmt.Sprint(largest.MemoryBytes))
+	case need.CPUMillis > largest.CPUMillis:
+		return errs.New(errs.SpecTooLarge, "placement", fmt.Sprintf("cpu: %g cores are asked for, and the largest node gives its sandboxes %g in all",
+			float64(need.CPUMillis)/1000, float64(largest.CPUMillis)/1000)).
+			With("resource", "cpu").With("wanted", fmt.Sprint(need.CPUMillis)).With("largest", fmt.Sprint(largest.CPUMillis))
+	}
+	return errs.New(errs.SpecTooLarge, "placement", fmt.Sprintf("no node has both %d MiB of memory and %g cores", need.MemoryBytes>>20, float64(need.CPUMillis)/1000))
 }
 
 // fill is the fraction used of the scarcest resource, with need on it. What the edge
@@ -298,7 +340,7 @@ func (r *refusals) report(end error) error {
 
 func rank(e *errs.Error) int {
 	switch {
-	case e.Code == errs.NodeFull && e.Details["resource"] != "" && e.Retryable:
+	case e.Code == errs.NodeFull && e.Details["resource"] != "":
 		return 4
 	case e.Code == errs.NodeFull:
 		return 3

@@ -199,6 +199,11 @@ func TestNoNode(t *testing.T) {
 	unready.Node.Ready = false
 	full := node("a", 5)
 	full.Used = v1.Resources{Slots: 5}
+	big := Need{Backend: v1.BackendContainer, Resources: v1.Resources{Slots: 1, MemoryBytes: 1e6}}
+	largeUnready, largeFull := node("b", 5), node("b", 5)
+	largeUnready.Node.Capacity.MemoryBytes, largeFull.Node.Capacity.MemoryBytes = 1e7, 1e7
+	largeUnready.Node.Ready = false
+	largeFull.Used = v1.Resources{Slots: 5}
 	for name, c := range map[string]struct {
 		load     []watcher.NodeLoad
 		need     Need
@@ -206,11 +211,13 @@ func TestNoNode(t *testing.T) {
 		resource string
 		retry    bool
 	}{
-		"none registered": {nil, one, errs.NoNode, "", true},
-		"none ready":      {[]watcher.NodeLoad{unready}, one, errs.NoNode, "", true},
-		"backend":         {[]watcher.NodeLoad{node("a", 5)}, Need{Backend: v1.BackendHollow}, errs.NoNode, "", true},
-		"full":            {[]watcher.NodeLoad{full}, one, errs.NodeFull, "slots", true},
-		"too big for any": {[]watcher.NodeLoad{node("a", 5)}, Need{Backend: v1.BackendContainer, Resources: v1.Resources{Slots: 1, MemoryBytes: 1e6}}, errs.NodeFull, "memory", false},
+		"none registered":            {nil, one, errs.NoNode, "", true},
+		"none ready":                 {[]watcher.NodeLoad{unready}, one, errs.NoNode, "", true},
+		"backend":                    {[]watcher.NodeLoad{node("a", 5)}, Need{Backend: v1.BackendHollow}, errs.NoNode, "", true},
+		"full":                       {[]watcher.NodeLoad{full}, one, errs.NodeFull, "slots", true},
+		"too big for any":            {[]watcher.NodeLoad{node("a", 5)}, big, errs.SpecTooLarge, "memory", false},
+		"the large one is not ready": {[]watcher.NodeLoad{node("a", 5), largeUnready}, big, errs.NodeFull, "", true},
+		"the large one is full":      {[]watcher.NodeLoad{node("a", 5), largeFull}, big, errs.NodeFull, "slots", true},
 	} {
 		p, _ := newPlacer(1, c.load...)
 		e := errs.Of(p.Place(t.Context(), c.need, never))

@@ -60,11 +60,11 @@ var (
 	envName     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
-// Load reads the recipe in a file. Errors: bad_request with line and column, path_not_found.
+// Load reads the recipe in a file. Errors: bad_request with line and column, local_file.
 func Load(file string) (*Recipe, error) {
 	p, err := os.ReadFile(file)
 	if err != nil {
-		return nil, errs.Wrap(errs.PathNotFound, phase, "read recipe", err)
+		return nil, errs.Wrap(errs.LocalFile, phase, "read recipe "+file, err)
 	}
 	r, err := Parse(p, filepath.Dir(file))
 	if err != nil {

@@ -145,8 +145,20 @@ func Detect(root, self, name string) (*Hierarchy, error) {
 // NameOf is the parent group of the node with that data directory (absolute): its own, so
 // that several nodes can share a machine.
 func NameOf(data string) string {
-	sum := sha256.Sum256([]byte(data))
+	sum := sha256.Sum256([]byte(Resolve(data)))
 	return "dsec-" + hex.EncodeToString(sum[:4])
+}
+
+// Resolve follows the symbolic links of an absolute path, as far as it exists: a directory
+// has one name then, also after it was removed.
+func Resolve(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	if dir := filepath.Dir(path); dir != path {
+		return filepath.Join(Resolve(dir), filepath.Base(path))
+	}
+	return path
 }
 
 // Find returns the groups with that name below root, wherever they are, outermost first.

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 
 	"go.uber.org/zap/zapcore"
@@ -43,8 +44,27 @@ func (c slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.Chec
 }
 
 func (c slogCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
-	c.log.Log(context.Background(), c.levelOf(e.Level), e.Message, attrs(fields)...)
+	level := c.levelOf(e.Level)
+	if tooEarly(e, fields) {
+		level = slog.LevelDebug
+	}
+	c.log.Log(context.Background(), level, e.Message, attrs(fields)...)
 	return nil
+}
+
+// tooEarly knows the one error that etcd logs on a fresh directory: its version monitor may
+// look before raft's first term is on disk. It looks again a few seconds later, and any
+// other failure to update the version is still told.
+func tooEarly(e zapcore.Entry, fields []zapcore.Field) bool {
+	if e.Message != "failed to update storage version" {
+		return false
+	}
+	for _, f := range fields {
+		if err, ok := f.Interface.(error); ok {
+			return strings.Contains(err.Error(), "missing term information")
+		}
+	}
+	return false
 }
 
 func (slogCore) Sync() error { return nil }

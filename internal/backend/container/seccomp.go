@@ -3,6 +3,8 @@ package container
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
+	"slices"
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
@@ -61,25 +63,30 @@ func seccompProgram() ([]byte, error) {
 		bpf.JumpIf{Cond: bpf.JumpLessOrEqual, Val: newestCall, SkipTrue: 1},
 		fail(unix.ENOSYS), // also the x32 numbers
 	}
-	// In the order of numbers, so that the program is the same each time.
+	// What becomes of each number, as runs of numbers with one verdict.
+	special := map[uint32][]bpf.Instruction{
+		unix.SYS_CLONE: {
+			bpf.LoadAbsolute{Off: arg0, Size: 4}, bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: newNamespaces, SkipTrue: 1}, allow, fail(unix.EPERM),
+		},
+	}
+	socket := []bpf.Instruction{bpf.LoadAbsolute{Off: arg0, Size: 4}}
+	for _, f := range deniedFamilies {
+		socket = append(socket, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: f, SkipTrue: 1}, fail(unix.EAFNOSUPPORT))
+	}
+	special[unix.SYS_SOCKET] = append(socket, allow)
+	var runs []run
 	for n := uint32(0); n <= newestCall; n++ {
+		verdict := special[n]
 		if e, ok := denied[n]; ok {
-			prog = append(prog, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: n, SkipTrue: 1}, fail(e))
+			verdict = []bpf.Instruction{fail(e)}
+		} else if verdict == nil {
+			verdict = []bpf.Instruction{allow}
+		}
+		if len(runs) == 0 || !slices.Equal(runs[len(runs)-1].verdict, verdict) {
+			runs = append(runs, run{n, verdict})
 		}
 	}
-	prog = append(prog,
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE, SkipTrue: 4},
-		bpf.LoadAbsolute{Off: arg0, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: newNamespaces, SkipTrue: 1},
-		allow,
-		fail(unix.EPERM),
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_SOCKET, SkipTrue: uint8(1 + 2*len(deniedFamilies))},
-		bpf.LoadAbsolute{Off: arg0, Size: 4},
-	)
-	for _, f := range deniedFamilies {
-		prog = append(prog, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: f, SkipTrue: 1}, fail(unix.EAFNOSUPPORT))
-	}
-	prog = append(prog, allow)
+	prog = append(prog, search(runs)...)
 	raw, err := bpf.Assemble(prog)
 	if err != nil {
 		return nil, fmt.Errorf("assemble seccomp profile: %w", err)
@@ -91,4 +98,25 @@ func seccompProgram() ([]byte, error) {
 		out = binary.LittleEndian.AppendUint32(out, i.K)
 	}
 	return out, nil
+}
+
+// run is a run of system call numbers, up to the next one's first.
+type run struct {
+	first   uint32
+	verdict []bpf.Instruction
+}
+
+// search finds the run of the number in the accumulator by halving. The kernel tries a new
+// filter on every number there is, once for each sandbox.
+func search(runs []run) []bpf.Instruction {
+	if len(runs) == 1 {
+		return runs[0].verdict
+	}
+	half := len(runs) / 2
+	low, high := search(runs[:half]), search(runs[half:])
+	out := []bpf.Instruction{bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: runs[half].first, SkipTrue: uint8(len(low))}}
+	if len(low) > math.MaxUint8 { // a conditional jump goes no further
+		out = []bpf.Instruction{bpf.JumpIf{Cond: bpf.JumpLessThan, Val: runs[half].first, SkipTrue: 1}, bpf.Jump{Skip: uint32(len(low))}}
+	}
+	return append(append(out, low...), high...)
 }

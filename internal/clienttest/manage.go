@@ -15,6 +15,8 @@ import (
 
 func (s *Server) importImage(w http.ResponseWriter, r *http.Request) error {
 	http.NewResponseController(w).EnableFullDuplex()
+	// net/http cannot end a full-duplex request whose body was not read to its end, and a tar ends before it.
+	defer io.Copy(io.Discard, r.Body)
 	img := v1.Image{Name: r.FormValue("name"), Digest: "sha256:" + strings.Repeat("cd", 32), CreatedAt: time.Now()}
 	img.Config.Labels = map[string]string{"format": r.FormValue("format")}
 	tr := tar.NewReader(r.Body)
@@ -25,8 +27,6 @@ func (s *Server) importImage(w http.ResponseWriter, r *http.Request) error {
 		}
 		if err != nil {
 			line(w, v1.ImageProgress{Error: v1.ProblemOf(errs.New(errs.ImageCorrupt, "image.read", "the archive is damaged").Because(err))})
-			// net/http cannot end a full-duplex request whose body was not read.
-			io.Copy(io.Discard, r.Body)
 			return nil
 		}
 		img.Files++

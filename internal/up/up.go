@@ -35,6 +35,7 @@ import (
 	"dsec/internal/edge"
 	"dsec/internal/edge/local"
 	imagestore "dsec/internal/image/store"
+	"dsec/internal/slack"
 )
 
 // Options of a node.
@@ -152,7 +153,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	} else if err != nil { // a full disk, say, must not keep us from what runs already
 		n.opts.Log.Warn("creates may fail: a try of the data directory did; see 'dsec doctor'", "err", err)
 	}
-	relaxMonitor()
+	slack.RelaxMonitor()
 	if token, err = loadToken(n.path("root.token")); err != nil {
 		return "", err
 	}

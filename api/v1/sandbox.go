@@ -90,6 +90,7 @@ type Usage struct {
 	Processes       int64   `json:"processes"`
 	DiskBytes       int64   `json:"disk_bytes" doc:"Written in the sandbox's own layer."`
 	OOMKills        int64   `json:"oom_kills"`
+	ForksRefused    int64   `json:"forks_refused" doc:"By the limit of processes."`
 }
 
 // SandboxList is a page of sandboxes and the revision it was read at.

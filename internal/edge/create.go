@@ -193,11 +193,15 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
 	cause := errs.New(errs.InternalError, "guest", "the sandbox's first process died")
-	if u, err := instance.Usage(ctx); err == nil && u.OOMKills > 0 {
-		cause = errs.New(errs.InternalError, "guest", "the sandbox ran out of memory and its first process was killed").With("resource", "memory")
-		cause.Infra, cause.Retryable = false, false
+	// Neither the guest's nor the node's fault, and not to be masked as such.
+	switch u, err := instance.Usage(ctx); {
+	case err != nil:
+	case u.OOMKills > 0:
+		cause = errs.New(errs.SandboxLimit, "guest", "the sandbox ran out of memory and its first process was killed").With("resource", "memory")
+	case u.ForksRefused > 0:
+		cause = errs.New(errs.SandboxLimit, "guest", "the sandbox's programs used up its limit of processes, and its first process could not go on").With("resource", "pids")
 	}
-	cause.Node, cause.Sandbox = e.id, instance.ID()
+	cause.Node, cause.Sandbox, cause.Retryable = e.id, instance.ID(), false
 	err := e.transition(s, v1.StateFailed, func(v *v1.Sandbox) {
 		now := e.cfg.Now()
 		v.EndedAt = &now

@@ -16,7 +16,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -145,7 +144,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	if n.lock, err = takeOver(ctx, n.opts.Data); err != nil {
 		return "", err
 	}
-	if err := raiseOpenFiles(); err != nil {
+	if err := raiseLimits(); err != nil {
 		return "", err
 	}
 	if err := doctor.DataDir(ctx, n.opts.Data); errors.Is(err, errs.DataUnsuitable) {
@@ -368,14 +367,41 @@ func loadToken(path string) (string, error) {
 	return token, os.WriteFile(path, []byte(token+"\n"), 0o600)
 }
 
-// raiseOpenFiles takes all the descriptors that the hard limit allows.
-func raiseOpenFiles() error {
-	var l syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+// raiseLimits takes all the descriptors that the hard limit allows. It also lifts what the
+// kernel counts by user: sandboxes have limits of their own, but all their user namespaces
+// belong to this one, in whose account they meet.
+func raiseLimits() error {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
 		return err
 	}
 	l.Cur = l.Max
-	return syscall.Setrlimit(syscall.RLIMIT_NOFILE, &l)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return err
+	}
+	for _, r := range []int{unix.RLIMIT_MSGQUEUE, unix.RLIMIT_SIGPENDING, unix.RLIMIT_MEMLOCK, unix.RLIMIT_NPROC} {
+		if err := unix.Setrlimit(r, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); err != nil {
+			return fmt.Errorf("lift a limit of the user's processes: %w", err)
+		}
+	}
+	return raiseInotify("/proc/sys/fs/inotify/max_user_instances")
+}
+
+// inotifyInstances is how many all sandboxes may have together; each may have 256.
+const inotifyInstances = 1 << 20
+
+func raiseInotify(file string) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read the limit of inotify instances: %w", err)
+	}
+	if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && n >= inotifyInstances {
+		return nil
+	}
+	if err := os.WriteFile(file, []byte(strconv.Itoa(inotifyInstances)), 0); err != nil {
+		return fmt.Errorf("raise the limit of inotify instances: %w", err)
+	}
+	return nil
 }
 
 func freeSpace(dir string) (disk, memory int64, err error) {

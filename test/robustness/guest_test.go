@@ -184,6 +184,21 @@ func TestForkBombHurtsNobodyElse(t *testing.T) {
 	if _, err := bomb.Run(t.Context(), "true"); err != nil && (!errors.Is(err, errs.SandboxLimit) || client.ErrorOf(err).Infra) {
 		t.Errorf("exec in the bomb: %v", err)
 	}
+	// A guest that ends of it is no fault of the node.
+	pid, err := b.GuestPID(bomb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, "the bomb has failed", func() error {
+		sb, err := bomb.Get(t.Context())
+		if err == nil && (sb.State != v1.StateFailed || sb.Error == nil || errs.Code(sb.Error.Code) != errs.SandboxLimit || sb.Error.Infra || sb.Error.Retryable) {
+			err = fmt.Errorf("%s: %+v", sb.State, sb.Error)
+		}
+		return err
+	})
 	if err := bomb.Delete(t.Context()); err != nil {
 		t.Errorf("remove the bomb: %v", err)
 	}

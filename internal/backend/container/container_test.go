@@ -20,6 +20,8 @@ import (
 	"dsec/internal/backend/container/scratch"
 	"dsec/internal/guest/bin"
 	"dsec/internal/image"
+
+	"golang.org/x/sys/unix"
 )
 
 // These tests need root, and busybox-static for their image; nothing of them is skipped.
@@ -102,6 +104,12 @@ func busybox(t testing.TB, dir string) int {
 				t.Fatal(err)
 			}
 		}
+	}
+	if out, err := exec.Command("gcc", "-static", "-O1", "-o", filepath.Join(root, "bin/attack"), "testdata/attack.c").CombinedOutput(); err != nil {
+		t.Fatalf("packages gcc, libc6-dev: %v: %s", err, out)
+	}
+	if err := unix.Mknod(filepath.Join(root, "zero"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))); err != nil {
+		t.Fatal(err)
 	}
 	meta := filepath.Join(dir, "busybox.erofs")
 	if out, err := exec.Command("mkfs.erofs", "-T0", meta, root).CombinedOutput(); err != nil {
@@ -271,6 +279,12 @@ func TestWhatASandboxMayNotDo(t *testing.T) {
 		{"trigger sysrq", "echo h >/proc/sysrq-trigger"},
 		{"make device nodes", "mknod /tmp/sda b 8 0"},
 		{"write to the shared /dev", "touch /dev/x"},
+		{"make the shared /dev writable", "attack dev"},
+		{"open a device node of the image", "head -c1 /zero"},
+		{"set limits of PID 1", "attack prlimit"},
+		{"take all inotify instances", "attack inotify"},
+		{"take all terminals", "attack pty"},
+		{"change the network", "ip link set lo down || ip link add x type bridge"},
 		{"set the clock", "date -s 2020-01-01; date +%Y | grep 2020"},
 		{"set limits of others", "echo 1000 >/proc/1/oom_score_adj"},
 		{"write sysfs", "echo 1 >/sys/kernel/mm/ksm/run"},

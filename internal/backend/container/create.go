@@ -42,6 +42,14 @@ const channelBuffer = 1 << 20
 // monitorSlack is the timer slack of the guest's runtime monitor: see internal/guest/proc/slack.go.
 const monitorSlack = 2 * time.Millisecond
 
+// limits of a sandbox's processes for what the kernel counts by user: the usual ones. Counted
+// over all sandboxes, whose user namespaces have one owner, there is none: package up
+// takes the node's own away.
+var limits = []struct {
+	resource int
+	most     uint64
+}{{unix.RLIMIT_MSGQUEUE, 819200}, {unix.RLIMIT_SIGPENDING, 4096}, {unix.RLIMIT_MEMLOCK, 8 << 20}}
+
 // creation carries what the steps of one create hand on to each other.
 type creation struct {
 	b        *Backend
@@ -88,6 +96,7 @@ func (b *Backend) Create(ctx context.Context, spec backend.Spec, report backend.
 // explain maps what the kernel says to the error table.
 func (c *creation) explain(err error) error {
 	switch {
+	case errors.Is(err, errs.ImageUnsupported):
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		err = errs.Wrap(errs.DiskFull, "container.create", "no space for the sandbox", err)
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EAGAIN), errors.Is(err, errNoRange):
@@ -154,7 +163,27 @@ func (c *creation) makeDirectory(context.Context) (err error) {
 			return fmt.Errorf("own %s: %w", d.name, err)
 		}
 	}
+	if err := c.checkMountPoints(); err != nil {
+		return err
+	}
 	return c.writeEtc(id)
+}
+
+// checkMountPoints refuses an image in which what the guest mounts on is not a directory.
+func (c *creation) checkMountPoints() error {
+	for _, name := range []string{"proc", "sys", "dev"} {
+		for _, layer := range c.layers { // the highest layer that has it decides
+			var st unix.Stat_t
+			if unix.Fstatat(layer, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+				continue
+			}
+			if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+				return errs.New(errs.ImageUnsupported, "container.create", "the image's /"+name+" is not a directory").With("path", "/"+name)
+			}
+			break
+		}
+	}
+	return nil
 }
 
 // writeEtc puts hosts, hostname and resolv.conf into the writable layer before it is
@@ -264,6 +293,15 @@ func (c *creation) clone(ctx context.Context) error {
 		p.Write("join cgroup", fd, []byte("0"))
 	}
 	p.BecomeRoot()
+	if err := p.LoopbackUp(0); err != nil { // the lowest number, as what is kept is above the guest's own
+		return err
+	}
+	// Nothing inside may change the network: each change holds a lock of the whole machine, and
+	// most holes of the kernel's network code want this capability.
+	p.DropCapability(unix.CAP_NET_ADMIN)
+	for _, l := range limits {
+		p.Limit(l.resource, l.most)
+	}
 	p.Setsid()
 	p.TimerSlack(monitorSlack)
 	for from, to := range map[int]int{c.b.null: 0, log: 2, channel: guestChannel, lowListener: guestListener} {

@@ -151,7 +151,7 @@ func (i *instance) Usage(context.Context) (v1.Usage, error) {
 	}
 	return v1.Usage{
 		CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.MemoryBytes, PeakMemoryBytes: u.PeakMemoryBytes,
-		Processes: u.PIDs, OOMKills: u.OOMKills, DiskBytes: diskUsage(filepath.Join(i.b.dir.Name(), i.id, "upper")),
+		Processes: u.PIDs, OOMKills: u.OOMKills, ForksRefused: u.PIDsRefused, DiskBytes: diskUsage(filepath.Join(i.b.dir.Name(), i.id, "upper")),
 	}, nil
 }
 

@@ -17,6 +17,8 @@ const newestCall = 470
 const (
 	auditArchX86_64 = 0xc000003e
 	clone3          = unix.SYS_CLONE3
+	openTreeAttr    = 467 // kernel 6.15
+	listNS          = 470 // kernel 6.18
 	newNamespaces   = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 		unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 )
@@ -29,6 +31,7 @@ var denied = map[uint32]unix.Errno{
 	unix.SYS_MOUNT: unix.EPERM, unix.SYS_UMOUNT2: unix.EPERM, unix.SYS_PIVOT_ROOT: unix.EPERM, unix.SYS_MOVE_MOUNT: unix.EPERM,
 	unix.SYS_OPEN_TREE: unix.EPERM, unix.SYS_FSOPEN: unix.EPERM, unix.SYS_FSMOUNT: unix.EPERM, unix.SYS_FSCONFIG: unix.EPERM,
 	unix.SYS_FSPICK: unix.EPERM, unix.SYS_MOUNT_SETATTR: unix.EPERM, unix.SYS_SETNS: unix.EPERM, unix.SYS_UNSHARE: unix.EPERM,
+	openTreeAttr: unix.EPERM, listNS: unix.ENOSYS,
 	unix.SYS_OPEN_BY_HANDLE_AT: unix.EPERM, unix.SYS_QUOTACTL: unix.EPERM, unix.SYS_QUOTACTL_FD: unix.EPERM, unix.SYS_FANOTIFY_INIT: unix.EPERM,
 	// its flags lie in memory, where a filter cannot look; C libraries fall back to clone
 	clone3: unix.ENOSYS,
@@ -54,7 +57,7 @@ func seccompProgram() ([]byte, error) {
 	fail := func(e unix.Errno) bpf.Instruction { return bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(e)} }
 	allow := bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
 	// Offsets into struct seccomp_data, little-endian.
-	const nr, arch, arg0 = 0, 4, 16
+	const nr, arch, arg0, arg2 = 0, 4, 16, 32
 	prog := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: arch, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: auditArchX86_64, SkipTrue: 1},
@@ -67,6 +70,13 @@ func seccompProgram() ([]byte, error) {
 	special := map[uint32][]bpf.Instruction{
 		unix.SYS_CLONE: {
 			bpf.LoadAbsolute{Off: arg0, Size: 4}, bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: newNamespaces, SkipTrue: 1}, allow, fail(unix.EPERM),
+		},
+		// One may look at another's limits but set only one's own: PID 1 has the same owner.
+		unix.SYS_PRLIMIT64: {
+			bpf.LoadAbsolute{Off: arg0, Size: 4}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 4},
+			bpf.LoadAbsolute{Off: arg2, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: 0, SkipTrue: 3},
+			bpf.LoadAbsolute{Off: arg2 + 4, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: 0, SkipTrue: 1},
+			allow, fail(unix.EPERM),
 		},
 	}
 	socket := []bpf.Instruction{bpf.LoadAbsolute{Off: arg0, Size: 4}}

@@ -41,9 +41,6 @@ func container(channel int) (*msg.BootConfig, error) {
 	if err := unix.Sethostname([]byte(cfg.Hostname)); err != nil {
 		return nil, fmt.Errorf("set hostname: %w", err)
 	}
-	if err := loopbackUp(); err != nil {
-		return nil, fmt.Errorf("bring up loopback: %w", err)
-	}
 	unix.Umask(0o022)
 	if err := seccomp(cfg.Seccomp); err != nil {
 		return nil, fmt.Errorf("install seccomp filter: %w", err)
@@ -105,7 +102,7 @@ func mounts(cfg *msg.BootConfig, g given) error {
 		return err
 	}
 	defer unix.Close(proc)
-	pts, err := filesystem("devpts", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC, "mode", "0620", "ptmxmode", "0666", "gid", "5")
+	pts, err := filesystem("devpts", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC, "mode", "0620", "ptmxmode", "0666", "gid", "5", "max", "256")
 	if err != nil {
 		return err
 	}
@@ -120,6 +117,9 @@ func mounts(cfg *msg.BootConfig, g given) error {
 	// even the way up from the root of this namespace ends here.
 	if err := attach(root, unix.AT_FDCWD, "/"); err != nil {
 		return fmt.Errorf("attach root: %w", err)
+	}
+	if err := limitUser(proc); err != nil {
+		return err
 	}
 	for _, m := range []struct {
 		fd   int
@@ -139,6 +139,25 @@ func mounts(cfg *msg.BootConfig, g given) error {
 		return fmt.Errorf("enter root: %w", err)
 	}
 	return unix.Chdir("/")
+}
+
+// userLimits are of the sandbox's user namespace, as sysctl has them below user. Those of the
+// node are for all sandboxes together.
+var userLimits = []struct{ name, most string }{{"max_inotify_instances", "256"}}
+
+func limitUser(proc int) error {
+	for _, l := range userLimits {
+		fd, err := unix.Openat(proc, "sys/user/"+l.name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open user.%s: %w", l.name, err)
+		}
+		_, err = unix.Write(fd, []byte(l.most))
+		unix.Close(fd)
+		if err != nil {
+			return fmt.Errorf("set user.%s: %w", l.name, err)
+		}
+	}
+	return nil
 }
 
 func attach(fd, dir int, path string) error {
@@ -165,20 +184,6 @@ func filesystem(kind string, attrs int, options ...string) (int, error) {
 		return -1, fmt.Errorf("mount %s: %w", kind, err)
 	}
 	return fd, nil
-}
-
-func loopbackUp() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(s)
-	ifr, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	ifr.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr)
 }
 
 // seccomp installs the filter for all threads and all processes to come. no_new_privs

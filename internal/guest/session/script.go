@@ -33,7 +33,7 @@ func (f *feed) script(text, nonce string) string {
 	b.WriteString(redirect)
 	b.WriteString("command echo ")
 	b.WriteString(nonce)
-	b.WriteString(" $?")
+	b.WriteString(" \"$?\"") // quoted: IFS may hold digits
 	b.WriteString(status)
 	if f.file >= 0 {
 		b.WriteString(bashWait)

@@ -146,6 +146,8 @@ func TestCommands(t *testing.T) {
 			{"printf() { :; }; echo fine", "fine\n", "", 0},
 			{"echo after functions", "after functions\n", "", 0},
 			{"echo \\\\ \t x", "\\ x\n", "", 0},
+			{"IFS=0127; (exit 127)", "", "", 127}, // the report of a code is not split
+			{"unset IFS", "", "", 0},
 		} {
 			r, o, e := run(t, s, c.text, 0)
 			if r.Ended || r.TimedOut {

@@ -31,6 +31,7 @@ type Usage struct {
 	PeakMemoryBytes int64
 	PIDs            int64
 	OOMKills        int64
+	PIDsRefused     int64 // forks that the limit refused
 }
 
 // Hierarchy is where groups are made: one directory for each controller (v1), or one
@@ -395,6 +396,7 @@ func (h *Hierarchy) Usage(name string) (Usage, error) {
 		return n
 	}
 	u.PIDs = num(read("pids", "pids.current"))
+	u.PIDsRefused = num(field(read("pids", "pids.events"), "max"))
 	if h.v2 {
 		u.CPU = time.Duration(num(field(read("cpu", "cpu.stat"), "usage_usec"))) * time.Microsecond
 		u.MemoryBytes = num(read("memory", "memory.current"))

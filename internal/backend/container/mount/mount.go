@@ -82,7 +82,9 @@ func Overlay(layers []int, upper, work int) (int, error) {
 	if err := unix.FsconfigSetString(fs, "redirect_dir", "on"); err != nil {
 		return -1, fmt.Errorf("overlay redirect_dir: %w%s", err, messages(fs))
 	}
-	return create(fs, 0)
+	// Device nodes of an image or of the upper must open nothing: the node's disks are theirs
+	// by number, and the layers' own nodev does not carry through an overlay.
+	return create(fs, unix.MOUNT_ATTR_NODEV)
 }
 
 // create finishes a file system context and mounts it, detached.
@@ -108,6 +110,23 @@ func messages(fs int) string {
 		}
 		out += ": " + string(buf[:n])
 	}
+}
+
+// sealed makes the file system of a mount read-only, not only the mount: whoever may clone a
+// mount may take such a flag of the clone away.
+func sealed(fd int) error {
+	fs, err := unix.Fspick(fd, "", unix.FSPICK_CLOEXEC|unix.FSPICK_EMPTY_PATH)
+	if err != nil {
+		return fmt.Errorf("fspick: %w", err)
+	}
+	defer unix.Close(fs)
+	if err := unix.FsconfigSetFlag(fs, "ro"); err != nil {
+		return fmt.Errorf("make read-only: %w%s", err, messages(fs))
+	}
+	if err := unix.FsconfigReconfigure(fs); err != nil {
+		return fmt.Errorf("make read-only: %w%s", err, messages(fs))
+	}
+	return unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 }
 
 // devices of every sandbox's /dev.
@@ -157,7 +176,7 @@ func Dev() (int, error) {
 				return fmt.Errorf("make /dev/%s: %w", d, err)
 			}
 		}
-		return unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+		return sealed(fd)
 	}
 	if err := fill(); err != nil {
 		unix.Close(fd)

@@ -93,6 +93,32 @@ func (p *Program) BecomeRoot() {
 	p.add("set uid", unix.SYS_SETRESUID, 0, 0, 0)
 }
 
+// LoopbackUp brings up the loopback of the child's network namespace. fd is the lowest number
+// that is free then; the socket keeps it until something else is put there.
+func (p *Program) LoopbackUp(fd int) error {
+	ifr, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	p.keep = append(p.keep, ifr)
+	p.add("socket for the loopback", unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	p.add("bring up the loopback", unix.SYS_IOCTL, uintptr(fd), unix.SIOCSIFFLAGS, uintptr(unsafe.Pointer(ifr)))
+	return nil
+}
+
+// DropCapability takes a capability from the child and all that come of it, for good.
+func (p *Program) DropCapability(c uintptr) {
+	p.add("drop a capability", unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c)
+}
+
+// Limit sets a resource limit, soft and hard.
+func (p *Program) Limit(resource int, n uint64) {
+	l := &unix.Rlimit{Cur: n, Max: n}
+	p.keep = append(p.keep, l)
+	p.add("set a resource limit", unix.SYS_PRLIMIT64, 0, uintptr(resource), uintptr(unsafe.Pointer(l)), 0)
+}
+
 // TimerSlack says by how much the kernel may delay the child's timers.
 func (p *Program) TimerSlack(d time.Duration) {
 	p.add("set timer slack", unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, uintptr(d.Nanoseconds()))

@@ -102,6 +102,7 @@ func Checks(ctx context.Context, dataDir string, guest []byte, sandboxes int) []
 	limit("network namespaces", "/proc/sys/user/max_net_namespaces", n+64, fmt.Sprintf("sysctl -w user.max_net_namespaces=%d", n+64))
 	limit("mounts of one namespace", "/proc/sys/fs/mount-max", 1024, "sysctl -w fs.mount-max=100000")
 	limit("watches of one user", "/proc/sys/fs/inotify/max_user_watches", 8192, "sysctl -w fs.inotify.max_user_watches=524288")
+	limit("inotify instances of all sandboxes together", "/proc/sys/fs/inotify/max_user_instances", 8192, "sysctl -w fs.inotify.max_user_instances=1048576")
 	var files syscall.Rlimit
 	err = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files)
 	if want := 3*uint64(sandboxes) + 1024; err == nil && files.Max < want {

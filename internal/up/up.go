@@ -152,6 +152,9 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	} else if err != nil { // a full disk, say, must not keep us from what runs already
 		n.opts.Log.Warn("creates may fail: a try of the data directory did; see 'dsec doctor'", "err", err)
 	}
+	if err := raiseInotify("/proc/sys/fs/inotify/max_user_instances"); err != nil {
+		n.opts.Log.Warn("all sandboxes share the machine's limit of inotify instances", "err", err)
+	}
 	slack.RelaxMonitor()
 	if token, err = loadToken(n.path("root.token")); err != nil {
 		return "", err
@@ -380,28 +383,34 @@ func raiseLimits() error {
 		return err
 	}
 	for _, r := range []int{unix.RLIMIT_MSGQUEUE, unix.RLIMIT_SIGPENDING, unix.RLIMIT_MEMLOCK, unix.RLIMIT_NPROC} {
-		if err := unix.Setrlimit(r, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); err != nil {
+		err := unix.Setrlimit(r, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+		if err == unix.EPERM { // a root without CAP_SYS_RESOURCE: all there is
+			if err = unix.Getrlimit(r, &l); err == nil {
+				l.Cur = l.Max
+				err = unix.Setrlimit(r, &l)
+			}
+		}
+		if err != nil {
 			return fmt.Errorf("lift a limit of the user's processes: %w", err)
 		}
 	}
-	return raiseInotify("/proc/sys/fs/inotify/max_user_instances")
+	return nil
 }
 
 // inotifyInstances is how many all sandboxes may have together; each may have 256.
 const inotifyInstances = 1 << 20
 
+// raiseInotify lets sandboxes have inotify instances of their own account. Where it may not,
+// they meet at the machine's limit, which doctor shows.
 func raiseInotify(file string) error {
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return fmt.Errorf("read the limit of inotify instances: %w", err)
+		return err
 	}
 	if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && n >= inotifyInstances {
 		return nil
 	}
-	if err := os.WriteFile(file, []byte(strconv.Itoa(inotifyInstances)), 0); err != nil {
-		return fmt.Errorf("raise the limit of inotify instances: %w", err)
-	}
-	return nil
+	return os.WriteFile(file, []byte(strconv.Itoa(inotifyInstances)), 0)
 }
 
 func freeSpace(dir string) (disk, memory int64, err error) {

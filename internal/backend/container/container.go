@@ -39,6 +39,8 @@ type Backend struct {
 	log     *os.File // what all guests write to their standard error: only panics
 	cgroups *cgroup.Hierarchy
 	guest   int // the guest binary, O_PATH
+
+	hardLimits map[int]uint64 // of this process: no sandbox can have more
 	null    int
 	low     *lowFiles
 	stage   *stage
@@ -92,6 +94,14 @@ func (b *Backend) prepare() error {
 	}
 	if b.low, err = newLowFiles(b.null, b.guest, int(b.log.Fd())); err != nil {
 		return err
+	}
+	b.hardLimits = map[int]uint64{}
+	for _, l := range limits {
+		var now unix.Rlimit
+		if err := unix.Getrlimit(l.resource, &now); err != nil {
+			return err
+		}
+		b.hardLimits[l.resource] = now.Max
 	}
 	if b.stage, err = newStage(); err != nil {
 		return err

@@ -300,7 +300,7 @@ func (c *creation) clone(ctx context.Context) error {
 	// most holes of the kernel's network code want this capability.
 	p.DropCapability(unix.CAP_NET_ADMIN)
 	for _, l := range limits {
-		p.Limit(l.resource, l.most)
+		p.Limit(l.resource, min(l.most, c.b.hardLimits[l.resource]))
 	}
 	p.Setsid()
 	p.TimerSlack(monitorSlack)

@@ -93,8 +93,9 @@ func Input(b []byte) ExecOption {
 // 480 KiB at most; more needs [Sandbox.Start].
 func MaxOutput(n uint64) ExecOption { return func(r *msg.ExecRequest) { r.MaxOutput = n } }
 
-// Exec runs a command to its end and returns its output. It costs one round trip. For
-// large or live output use [Sandbox.Start].
+// Exec runs a command to its end and returns its output. It costs one round trip. When
+// ctx ends, or the connection is lost, the command is killed. For large or live output, or
+// a command that outlives a lost connection, use [Sandbox.Start].
 func (s *Sandbox) Exec(ctx context.Context, cmd Cmd, opts ...ExecOption) (*Result, error) {
 	var resp msg.ExecResult
 	if err := s.call(ctx, "process.exec", execRequest(cmd, opts), &resp); err != nil {

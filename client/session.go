@@ -100,7 +100,8 @@ func (s *Session) Exec(ctx context.Context, cmd SessionCommand) (*SessionResult,
 	return sessionResult(&m), nil
 }
 
-// Run runs a line and writes its output as it comes; nil writers drop it.
+// Run runs a line and writes its output as it comes; nil writers drop it. When ctx ends or
+// a writer fails, the line's command is killed; the shell stays if it can.
 func (s *Session) Run(ctx context.Context, cmd SessionCommand, stdout, stderr io.Writer) (*SessionResult, error) {
 	st, err := s.sb.open(ctx, "session.run", &msg.SessionRunRequest{Id: s.info.Id, Command: cmd.Line, TimeoutMs: millis(cmd.Timeout)})
 	if err != nil {
@@ -125,7 +126,7 @@ func (s *Session) Run(ctx context.Context, cmd SessionCommand, stdout, stderr io
 		}
 		if _, err := w.Write(f.Payload); err != nil {
 			st.Cancel()
-			return nil, fmt.Errorf("session %s: %w: %w", s.info.Id, errWriter, err)
+			return nil, fmt.Errorf("session %s: %w: %w", s.info.Id, ErrWriter, err)
 		}
 	}
 }

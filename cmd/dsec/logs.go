@@ -24,7 +24,11 @@ func (a *app) logsCmd() *cobra.Command {
 		Short: "Print the kept output of processes",
 		Long: `Logs prints what is kept of a process's stdout and stderr, or of all processes, each
 line then begins with the process. With --json every line of output is an object with
-pid, tag, stream and text (text_base64 if it is not UTF-8).`,
+pid, tag, stream and text (text_base64 if it is not UTF-8).
+
+Logs only looks: whatever becomes of it or of who reads it, the processes go on. Stdout
+and stderr are kept apart, so the order within each is right, but not which line of one
+came before which of the other; a command run with 2>&1 has one order.`,
 		Example:           "  dsec logs $id server\n  dsec logs -f $id\n  dsec logs --json $id",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeProcess(),
@@ -129,6 +133,9 @@ func (l *logs) lines(info *msg.ProcessInfo, prefix, stream string, w io.Writer) 
 
 // all prints the processes one after the other, or side by side when following.
 func (l *logs) all(ctx context.Context, procs []*msg.ProcessInfo) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var unwritable error // our output, which is all processes'
 	var wg sync.WaitGroup
 	all := make([]error, len(procs))
 	for i, info := range procs {
@@ -136,7 +143,17 @@ func (l *logs) all(ctx context.Context, procs []*msg.ProcessInfo) error {
 		if name == "" {
 			name = strconv.FormatUint(uint64(info.Pid), 10)
 		}
-		one := func() { all[i] = l.one(ctx, info, name+" | ") }
+		one := func() {
+			all[i] = l.one(ctx, info, name+" | ")
+			if errors.Is(all[i], client.ErrWriter) {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				if unwritable == nil {
+					unwritable = all[i]
+				}
+				cancel() // the others would learn of it with their next line only
+			}
+		}
 		if l.follow {
 			wg.Go(one)
 		} else {
@@ -144,6 +161,9 @@ func (l *logs) all(ctx context.Context, procs []*msg.ProcessInfo) error {
 		}
 	}
 	wg.Wait()
+	if unwritable != nil {
+		return unwritable
+	}
 	return errors.Join(all...)
 }
 

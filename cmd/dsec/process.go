@@ -150,8 +150,10 @@ func (a *app) attachCmd() *cobra.Command {
 		Short: "Connect to a process that was started before",
 		Long: `Attach prints a process's output from an offset on (by default all that is kept) and
 follows it; its exit code becomes ours. Stdin goes to the process if it was started
-with one. Ctrl-C leaves the process running; on a terminal it goes to the process, and
-Ctrl-P Ctrl-Q leaves.`,
+with one, and the end of our stdin ends its; --no-stdin only looks. Ctrl-C leaves the
+process running; on a terminal it goes to the process, and Ctrl-P Ctrl-Q leaves. So does
+an output that cannot be written any more, such as a pipe whose reader has ended: attach
+never ends the process.`,
 		Example: `  dsec attach $id server
   dsec attach --from 1048576 --no-stdin $id 42 > rest.log`,
 		Args:              cobra.ExactArgs(2),

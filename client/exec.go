@@ -124,14 +124,23 @@ func resultOf(m *msg.ExecResult) *Result {
 // ProcessInfo describes a process of a sandbox.
 type ProcessInfo = msg.ProcessInfo
 
-// Processes lists what was started in the sandbox and is still known: what runs, and
-// what ended lately.
+// Processes lists what was started in the sandbox and is still known, in the order of
+// starts: what runs, and the last 4096 that ended, of which those with a tag or started
+// detached are given up last. Output is kept for less long: StdoutKeptFrom and
+// StderrKeptFrom say from where on.
 func (s *Sandbox) Processes(ctx context.Context) ([]*ProcessInfo, error) {
-	var l msg.ProcessList
-	if err := s.read(ctx, "process.list", &msg.Empty{}, &l); err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+	var all []*ProcessInfo
+	for after := uint64(0); ; {
+		var l msg.ProcessList
+		if err := s.read(ctx, "process.list", &msg.ProcessListRequest{After: after}, &l); err != nil {
+			return nil, fmt.Errorf("list processes: %w", err)
+		}
+		all = append(all, l.Processes...)
+		if l.Next <= after {
+			return all, nil
+		}
+		after = l.Next
 	}
-	return l.Processes, nil
 }
 
 // Selector names a process by pid or tag.

@@ -101,7 +101,9 @@ func (s *Sandbox) Start(ctx context.Context, cmd Cmd, o IO) (*Process, error) {
 func (s *Sandbox) StartDetached(ctx context.Context, cmd Cmd) (pid uint32, err error) {
 	// Not with the message's own detach: the end of this stream says why a command
 	// could not be run.
-	st, err := s.open(ctx, "process.start", cmd.message())
+	req := cmd.message()
+	req.Keep = true
+	st, err := s.open(ctx, "process.start", req)
 	if err != nil {
 		return 0, fmt.Errorf("start %s: %w", cmd.Path, err)
 	}

@@ -26,6 +26,8 @@ func (a *app) logsCmd() *cobra.Command {
 line then begins with the process. With --json every line of output is an object with
 pid, tag, stream and text (text_base64 if it is not UTF-8).
 
+See 'dsec ps --help' for how much is kept; what is not is told on stderr, or as a "gap".
+
 Logs only looks: whatever becomes of it or of who reads it, the processes go on. Stdout
 and stderr are kept apart, so the order within each is right, but not which line of one
 came before which of the other; a command run with 2>&1 has one order.`,
@@ -138,7 +140,16 @@ func (l *logs) all(ctx context.Context, procs []*msg.ProcessInfo) error {
 	var unwritable error // our output, which is all processes'
 	var wg sync.WaitGroup
 	all := make([]error, len(procs))
+	gone := 0
 	for i, info := range procs {
+		ended := !info.Running && !l.json
+		if ended && info.StdoutBytes+info.StderrBytes == 0 {
+			continue
+		}
+		if ended && info.StdoutKeptFrom == info.StdoutBytes && info.StderrKeptFrom == info.StderrBytes {
+			gone++
+			continue
+		}
 		name := info.Tag
 		if name == "" {
 			name = strconv.FormatUint(uint64(info.Pid), 10)
@@ -154,13 +165,16 @@ func (l *logs) all(ctx context.Context, procs []*msg.ProcessInfo) error {
 				cancel() // the others would learn of it with their next line only
 			}
 		}
-		if l.follow {
+		if l.follow && info.Running {
 			wg.Go(one)
 		} else {
 			one()
 		}
 	}
 	wg.Wait()
+	if gone > 0 {
+		fmt.Fprintf(l.stderr, "dsec: the output of %d more processes is no longer kept; 'dsec ps' tells how they ended\n", gone)
+	}
 	if unwritable != nil {
 		return unwritable
 	}

@@ -29,6 +29,7 @@ type Spec struct {
 	User        string // empty: the table's
 	PTY         *Size
 	Tag         string
+	Keep        bool // what ended is given up after that of others
 	Stdin       bool // false: /dev/null
 	Timeout     time.Duration
 	IdleTimeout time.Duration
@@ -65,6 +66,9 @@ type Process struct {
 	Log     *Log
 
 	table   *Table
+	order   uint64 // of the starts, from 1
+	left    bool   // it ended while nobody followed it
+	given   bool   // its output was given up
 	sources []*source
 	done    chan struct{}
 

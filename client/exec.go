@@ -56,6 +56,12 @@ type Exit struct {
 	StdoutBytes, StderrBytes uint64
 	Duration, CPU            time.Duration
 	MaxRSS                   uint64
+	// OOMKilled says that the command ended as by SIGKILL, and that this was the sandbox's
+	// memory limit of MemoryLimit bytes. OOMKills counts the processes that the limit
+	// killed while the command ran: its children, or others of the sandbox.
+	OOMKilled   bool
+	OOMKills    int
+	MemoryLimit int64 // with OOMKills
 }
 
 func exitOf(m *msg.Exit) Exit {
@@ -66,6 +72,7 @@ func exitOf(m *msg.Exit) Exit {
 		Code: int(m.ExitCode), Signal: int(m.Signal), TimedOut: m.TimedOut, IdleTimedOut: m.IdleTimedOut,
 		StdoutBytes: m.StdoutBytes, StderrBytes: m.StderrBytes, MaxRSS: m.MaxRssBytes,
 		Duration: time.Duration(m.DurationUs) * time.Microsecond, CPU: time.Duration(m.CpuUs) * time.Microsecond,
+		OOMKilled: m.OomKilled, OOMKills: int(m.OomKills), MemoryLimit: int64(m.MemoryLimitBytes),
 	}
 	if m.ErrorCode != "" {
 		e.Err = errs.New(errs.Code(m.ErrorCode), "process.start", m.Error)

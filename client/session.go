@@ -76,12 +76,17 @@ type SessionResult struct {
 	Stdout, Stderr []byte
 	Truncated      bool
 	Duration       time.Duration
+	// OOMKilled, OOMKills and MemoryLimit are as in [Exit].
+	OOMKilled   bool
+	OOMKills    int
+	MemoryLimit int64
 }
 
 func sessionResult(m *msg.SessionResult) *SessionResult {
 	return &SessionResult{
 		Code: int(m.ExitCode), TimedOut: m.TimedOut, Ended: m.Ended, Stdout: m.Stdout, Stderr: m.Stderr,
 		Truncated: m.Truncated, Duration: time.Duration(m.DurationUs) * time.Microsecond,
+		OOMKilled: m.OomKilled, OOMKills: int(m.OomKills), MemoryLimit: int64(m.MemoryLimitBytes),
 	}
 }
 

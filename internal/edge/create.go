@@ -192,6 +192,7 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
+	e.noteOOM(s)
 	cause := errs.New(errs.InternalError, "guest", "the sandbox's first process died")
 	if u, err := instance.Usage(ctx); err == nil && u.OOMKills > 0 {
 		cause = errs.New(errs.InternalError, "guest", "the sandbox ran out of memory and its first process was killed").With("resource", "memory")

@@ -66,6 +66,7 @@ func (p *Process) finish(ws syscall.WaitStatus, ru syscall.Rusage) {
 	case killIdle:
 		e.IdleTimeout = true
 	}
+	e.OOM = p.table.cfg.Memory.Since(p.oom, e.Code, p.killed.Load() != 0)
 	e.StdoutBytes, e.StderrBytes = p.Log.Sizes()
 	p.mu.Lock()
 	p.exit, p.over = e, true
@@ -121,8 +122,11 @@ func (p *Process) Signal(sig syscall.Signal, onlyLeader bool) error {
 	if sig < 0 || sig > 64 {
 		return errs.New(errs.BadRequest, "guest.signal", "signal "+strconv.Itoa(int(sig))+" does not exist")
 	}
-	if sig == syscall.SIGKILL && !onlyLeader {
-		return p.KillAll()
+	if sig == syscall.SIGKILL {
+		p.killed.CompareAndSwap(0, killAsked)
+		if !onlyLeader {
+			return p.KillAll()
+		}
 	}
 	err := p.table.reaper.Signal(p.Pid, sig, !onlyLeader)
 	if err == syscall.ESRCH {

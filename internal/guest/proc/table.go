@@ -18,6 +18,7 @@ type Config struct {
 	Cwd      string            // the sandbox's working directory; empty: the user's home
 	Env      map[string]string // for every process
 	Users    *user.Database
+	Memory   Memory
 	SpillDir string        // for output beyond the cap; empty: /tmp
 	Stall    time.Duration // a reader that does not move for so long is absent; 0: 30 s
 	Now      func() time.Time

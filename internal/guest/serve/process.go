@@ -64,6 +64,7 @@ func exitMessage(e proc.Exit) *msg.Exit {
 		ExitCode: int32(e.Code), Exited: e.Exited, Signal: int32(e.Signal), TimedOut: e.TimedOut, IdleTimedOut: e.IdleTimeout,
 		ErrorCode: string(e.ErrorCode), Error: e.Error, StdoutBytes: uint64(e.StdoutBytes), StderrBytes: uint64(e.StderrBytes),
 		DurationUs: uint64(e.Duration.Microseconds()), CpuUs: uint64(e.CPU.Microseconds()), MaxRssBytes: uint64(e.MaxRSS),
+		OomKilled: e.OOM.Killed, OomKills: uint64(e.OOM.Kills), MemoryLimitBytes: uint64(e.OOM.Limit),
 	}
 }
 

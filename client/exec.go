@@ -165,7 +165,17 @@ func (s Selector) String() string {
 	return fmt.Sprint(s.PID)
 }
 
-// Kill sends a signal to the process's whole group.
+// KillAll sends a signal to every process of the sandbox but its PID 1, whoever started
+// it. It needs no new process: it also works at the sandbox's limit of processes.
+func (s *Sandbox) KillAll(ctx context.Context, signal int) error {
+	if err := s.call(ctx, "process.signal", &msg.SignalRequest{All: true, Signal: int32(signal)}, &msg.Empty{}); err != nil {
+		return fmt.Errorf("signal all processes: %w", err)
+	}
+	return nil
+}
+
+// Kill sends a signal to the process's whole group; when the process has ended, to what
+// it left of its session.
 func (s *Sandbox) Kill(ctx context.Context, p Selector, signal int) error {
 	if err := s.call(ctx, "process.signal", &msg.SignalRequest{Process: p.message(), Signal: int32(signal)}, &msg.Empty{}); err != nil {
 		return fmt.Errorf("signal process %s: %w", p, err)

@@ -143,15 +143,31 @@ func oneLine(s string, width int) string {
 
 func (a *app) killCmd() *cobra.Command {
 	sig := "TERM"
+	var all bool
 	cmd := &cobra.Command{
 		Use:   "kill ID PROCESS",
 		Short: "Send a signal to a process and all it started",
-		Long:  "Kill sends a signal to the process group of PROCESS, a pid or tag of 'dsec ps'.",
+		Long: `Kill sends a signal to the process group of PROCESS, a pid or tag of 'dsec ps'; KILL
+to its whole session. Children that it left in the background outlive it, and so an exec
+or run that has returned: kill reaches them by the same PROCESS when it has ended.
+
+With --all the signal (KILL, unless -s is given) goes to every process of the sandbox but
+its PID 1, daemons in sessions of their own too; files stay. This also frees a sandbox at
+its --pids, in which exec fails: killing needs no new process.`,
 		Example: `  dsec kill $id 42
-  dsec kill -s INT $id server`,
-		Args:              cobra.ExactArgs(2),
+  dsec kill -s INT $id server
+  dsec kill --all $id`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if all {
+				return cobra.ExactArgs(1)(cmd, args)
+			}
+			return cobra.ExactArgs(2)(cmd, args)
+		},
 		ValidArgsFunction: a.completeProcess(),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if all && !cmd.Flags().Changed("signal") {
+				sig = "KILL"
+			}
 			n, err := parseSignal(sig)
 			if err != nil {
 				return err
@@ -160,10 +176,14 @@ func (a *app) killCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if all {
+				return c.Sandbox(args[0]).KillAll(cmd.Context(), n)
+			}
 			return c.Sandbox(args[0]).Kill(cmd.Context(), selector(args[1]), n)
 		},
 	}
 	cmd.Flags().StringVarP(&sig, "signal", "s", sig, "signal, by name or number")
+	cmd.Flags().BoolVar(&all, "all", false, "signal every process of the sandbox but its PID 1")
 	return cmd
 }
 

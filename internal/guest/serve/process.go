@@ -368,6 +368,12 @@ func (g *Guest) processCloseStdin(_ context.Context, _ *aether.Stream, r *msg.Se
 }
 
 func (g *Guest) processSignal(_ context.Context, _ *aether.Stream, r *msg.SignalRequest) (*msg.Empty, error) {
+	if r.All {
+		if r.Process != nil {
+			return nil, errs.New(errs.BadRequest, "guest.signal", "all and a process are named")
+		}
+		return &msg.Empty{}, g.Procs.SignalAll(syscall.Signal(r.Signal))
+	}
 	p, err := g.find(r.Process)
 	if err != nil {
 		return nil, err

@@ -56,6 +56,12 @@ type Exit struct {
 	StdoutBytes, StderrBytes uint64
 	Duration, CPU            time.Duration
 	MaxRSS                   uint64
+	// OOMKilled says that the command ended as by SIGKILL, and that this was the sandbox's
+	// memory limit of MemoryLimit bytes. OOMKills counts the processes that the limit
+	// killed while the command ran: its children, or others of the sandbox.
+	OOMKilled   bool
+	OOMKills    int
+	MemoryLimit int64 // with OOMKills
 }
 
 func exitOf(m *msg.Exit) Exit {
@@ -66,6 +72,7 @@ func exitOf(m *msg.Exit) Exit {
 		Code: int(m.ExitCode), Signal: int(m.Signal), TimedOut: m.TimedOut, IdleTimedOut: m.IdleTimedOut,
 		StdoutBytes: m.StdoutBytes, StderrBytes: m.StderrBytes, MaxRSS: m.MaxRssBytes,
 		Duration: time.Duration(m.DurationUs) * time.Microsecond, CPU: time.Duration(m.CpuUs) * time.Microsecond,
+		OOMKilled: m.OomKilled, OOMKills: int(m.OomKills), MemoryLimit: int64(m.MemoryLimitBytes),
 	}
 	if m.ErrorCode != "" {
 		e.Err = errs.New(errs.Code(m.ErrorCode), "process.start", m.Error)
@@ -93,8 +100,9 @@ func Input(b []byte) ExecOption {
 // 480 KiB at most; more needs [Sandbox.Start].
 func MaxOutput(n uint64) ExecOption { return func(r *msg.ExecRequest) { r.MaxOutput = n } }
 
-// Exec runs a command to its end and returns its output. It costs one round trip. For
-// large or live output use [Sandbox.Start].
+// Exec runs a command to its end and returns its output. It costs one round trip. When
+// ctx ends, or the connection is lost, the command is killed. For large or live output, or
+// a command that outlives a lost connection, use [Sandbox.Start].
 func (s *Sandbox) Exec(ctx context.Context, cmd Cmd, opts ...ExecOption) (*Result, error) {
 	var resp msg.ExecResult
 	if err := s.call(ctx, "process.exec", execRequest(cmd, opts), &resp); err != nil {
@@ -123,14 +131,23 @@ func resultOf(m *msg.ExecResult) *Result {
 // ProcessInfo describes a process of a sandbox.
 type ProcessInfo = msg.ProcessInfo
 
-// Processes lists what was started in the sandbox and is still known: what runs, and
-// what ended lately.
+// Processes lists what was started in the sandbox and is still known, in the order of
+// starts: what runs, and the last 4096 that ended, of which those with a tag or started
+// detached are given up last. Output is kept for less long: StdoutKeptFrom and
+// StderrKeptFrom say from where on.
 func (s *Sandbox) Processes(ctx context.Context) ([]*ProcessInfo, error) {
-	var l msg.ProcessList
-	if err := s.read(ctx, "process.list", &msg.Empty{}, &l); err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+	var all []*ProcessInfo
+	for after := uint64(0); ; {
+		var l msg.ProcessList
+		if err := s.read(ctx, "process.list", &msg.ProcessListRequest{After: after}, &l); err != nil {
+			return nil, fmt.Errorf("list processes: %w", err)
+		}
+		all = append(all, l.Processes...)
+		if l.Next <= after {
+			return all, nil
+		}
+		after = l.Next
 	}
-	return l.Processes, nil
 }
 
 // Selector names a process by pid or tag.
@@ -148,7 +165,17 @@ func (s Selector) String() string {
 	return fmt.Sprint(s.PID)
 }
 
-// Kill sends a signal to the process's whole group.
+// KillAll sends a signal to every process of the sandbox but its PID 1, whoever started
+// it. It needs no new process: it also works at the sandbox's limit of processes.
+func (s *Sandbox) KillAll(ctx context.Context, signal int) error {
+	if err := s.call(ctx, "process.signal", &msg.SignalRequest{All: true, Signal: int32(signal)}, &msg.Empty{}); err != nil {
+		return fmt.Errorf("signal all processes: %w", err)
+	}
+	return nil
+}
+
+// Kill sends a signal to the process's whole group; when the process has ended, to what
+// it left of its session.
 func (s *Sandbox) Kill(ctx context.Context, p Selector, signal int) error {
 	if err := s.call(ctx, "process.signal", &msg.SignalRequest{Process: p.message(), Signal: int32(signal)}, &msg.Empty{}); err != nil {
 		return fmt.Errorf("signal process %s: %w", p, err)

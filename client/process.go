@@ -31,7 +31,9 @@ type IO struct {
 	// after the re-attach; bytes in flight may be lost. Without it a break closes stdin.
 	KeepStdin bool
 	// Stdout and Stderr are written from one goroutine; nil: dropped. A terminal's
-	// output goes to Stdout. A slow writer slows nothing but this process's stream.
+	// output goes to Stdout. A slow writer slows nothing but this process's stream. When
+	// one fails, a process of Start is killed, as by a broken pipe; of one that was only
+	// attached to, nothing but the attachment ends. Wait returns the writer's error.
 	Stdout, Stderr io.Writer
 	// Pipes makes [Process.Stdout] and [Process.Stderr] readable instead: read both to
 	// their end before Wait.
@@ -49,6 +51,7 @@ type Process struct {
 	io      IO
 	pid     uint32
 	tag     string
+	owned   bool             // we started it, so it ends with us
 	offsets [2]atomic.Uint64 // of stdout (or the terminal) and stderr
 
 	outR, errR *io.PipeReader
@@ -77,6 +80,7 @@ func (s *Sandbox) Start(ctx context.Context, cmd Cmd, o IO) (*Process, error) {
 		req.Pty = o.TTY.message()
 	}
 	p := s.newProcess(ctx, o)
+	p.owned = true
 	st, err := s.open(p.ctx, "process.start", req)
 	if err != nil {
 		p.cancel()
@@ -89,7 +93,7 @@ func (s *Sandbox) Start(ctx context.Context, cmd Cmd, o IO) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
 	p.pid, p.tag = started.Pid, started.Tag
-	p.run(ctx, st, true)
+	p.run(ctx, st)
 	return p, nil
 }
 
@@ -97,7 +101,9 @@ func (s *Sandbox) Start(ctx context.Context, cmd Cmd, o IO) (*Process, error) {
 func (s *Sandbox) StartDetached(ctx context.Context, cmd Cmd) (pid uint32, err error) {
 	// Not with the message's own detach: the end of this stream says why a command
 	// could not be run.
-	st, err := s.open(ctx, "process.start", cmd.message())
+	req := cmd.message()
+	req.Keep = true
+	st, err := s.open(ctx, "process.start", req)
 	if err != nil {
 		return 0, fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
@@ -151,7 +157,9 @@ type AttachOptions struct {
 }
 
 // Attach connects to a process that was started before; also to one that has ended,
-// whose kept output and exit are then returned. When ctx ends only the attachment does.
+// whose kept output and exit are then returned. When ctx ends, or a writer of o fails,
+// only the attachment ends: the process is never signalled. The end of o.Stdin closes its
+// stdin; a failed read of it does not.
 func (s *Sandbox) Attach(ctx context.Context, sel Selector, o IO, a AttachOptions) (*Process, error) {
 	p := s.newProcess(ctx, o)
 	p.pid, p.tag = sel.PID, sel.Tag
@@ -165,7 +173,7 @@ func (s *Sandbox) Attach(ctx context.Context, sel Selector, o IO, a AttachOption
 		p.cancel()
 		return nil, fmt.Errorf("attach to process %s: %w", sel, err)
 	}
-	p.run(ctx, st, false)
+	p.run(ctx, st)
 	return p, nil
 }
 
@@ -192,14 +200,14 @@ func (p *Process) closePipes(err error) {
 }
 
 // run starts the goroutines of a process whose stream is open.
-func (p *Process) run(ctx context.Context, st *aether.Stream, owned bool) {
+func (p *Process) run(ctx context.Context, st *aether.Stream) {
 	p.stream = st
 	p.stop = context.AfterFunc(ctx, func() {
 		p.mu.Lock()
 		p.caller = context.Cause(ctx)
 		p.mu.Unlock()
 		p.closePipes(p.caller) // or the exit could wait behind output that nobody reads
-		if owned {
+		if p.owned {
 			p.endNow()
 		}
 		p.cancel()

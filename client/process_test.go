@@ -169,6 +169,35 @@ func TestWriterFailureKillsTheProcess(t *testing.T) {
 	})
 }
 
+// Who only looks never ends what is looked at.
+func TestWriterFailureOfAnAttachmentLeavesTheProcess(t *testing.T) {
+	t.Parallel()
+	_, sb := sandbox(t)
+	ctx := t.Context()
+	if _, err := sb.StartDetached(ctx, client.Cmd{Path: "sh", Args: []string{"-c", "while :; do echo; sleep 0.01; done"}, Tag: "y"}); err != nil {
+		t.Fatal(err)
+	}
+	r, w := io.Pipe()
+	r.Close()
+	for _, o := range []client.AttachOptions{{}, {NoFollow: true}, {FromEnd: true}} {
+		eventually(t, "there is output to fail on", func() bool {
+			l, err := sb.Processes(ctx)
+			return err == nil && l[0].StdoutBytes > 0
+		})
+		p, err := sb.Attach(ctx, client.Selector{Tag: "y"}, client.IO{Stdout: w, OpenStdin: true}, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Wait(); !errors.Is(err, io.ErrClosedPipe) || !errors.Is(err, client.ErrWriter) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	time.Sleep(50 * time.Millisecond) // for a kill to be seen
+	if l, err := sb.Processes(ctx); err != nil || len(l) != 1 || !l[0].Running {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
+
 func TestDetachSignalAttach(t *testing.T) {
 	t.Parallel()
 	_, sb := sandbox(t)

@@ -14,8 +14,8 @@ import (
 
 func isEOF(err error) bool { return err == io.EOF }
 
-// errWriter marks a failure of the caller's own writer.
-var errWriter = errors.New("output cannot be written")
+// ErrWriter marks a failure of the caller's own writer, which is part of the error too.
+var ErrWriter = errors.New("output cannot be written")
 
 // pump receives until the process ends, over as many streams as it takes.
 func (p *Process) pump(st *aether.Stream) {
@@ -43,12 +43,13 @@ func (p *Process) pump(st *aether.Stream) {
 			p.exit = exitOf(&x)
 			return
 		}
-		if errors.Is(err, errWriter) && p.ctx.Err() == nil {
-			// Nobody can take the output any more: the process ends as from a broken pipe.
+		if errors.Is(err, ErrWriter) && p.ctx.Err() == nil {
 			st.Cancel()
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), killGrace)
-			p.sb.Kill(ctx, p.selector(), sigKill)
-			cancel()
+			if p.owned { // nobody can take the output any more: it ends as from a broken pipe
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), killGrace)
+				p.sb.Kill(ctx, p.selector(), sigKill)
+				cancel()
+			}
 			p.err = err
 			return
 		}
@@ -94,7 +95,7 @@ func (p *Process) receive(st *aether.Stream) error {
 		}
 		if w != nil {
 			if _, err := w.Write(f.Payload); err != nil {
-				return fmt.Errorf("%w: %w", errWriter, err)
+				return fmt.Errorf("%w: %w", ErrWriter, err)
 			}
 		}
 		p.offsets[i].Add(uint64(len(f.Payload)))

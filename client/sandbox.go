@@ -41,7 +41,8 @@ func (c *Client) Create(ctx context.Context, spec Spec, opts ...CreateOption) (*
 }
 
 // CreateMany makes n sandboxes of one spec and yields each as it is ready, or its error:
-// always n results, unless the loop is left or the request itself fails.
+// always n results, unless the loop is left or the request itself fails. Leaving the loop
+// ends the request: what is being made then is undone, what was made and not yielded stays.
 func (c *Client) CreateMany(ctx context.Context, spec Spec, n int) iter.Seq2[*Sandbox, error] {
 	return func(yield func(*Sandbox, error) bool) {
 		got := 0
@@ -147,7 +148,8 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 const maxDelete = 10000
 
 // DeleteMany removes what req selects and yields each outcome as it comes. An error
-// without an id is the request's own.
+// without an id is the request's own. Leaving the loop ends the request, and what was not
+// removed yet may stay.
 func (c *Client) DeleteMany(ctx context.Context, req v1.DeleteRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		parts := [][]string{req.IDs}

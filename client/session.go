@@ -76,12 +76,17 @@ type SessionResult struct {
 	Stdout, Stderr []byte
 	Truncated      bool
 	Duration       time.Duration
+	// OOMKilled, OOMKills and MemoryLimit are as in [Exit].
+	OOMKilled   bool
+	OOMKills    int
+	MemoryLimit int64
 }
 
 func sessionResult(m *msg.SessionResult) *SessionResult {
 	return &SessionResult{
 		Code: int(m.ExitCode), TimedOut: m.TimedOut, Ended: m.Ended, Stdout: m.Stdout, Stderr: m.Stderr,
 		Truncated: m.Truncated, Duration: time.Duration(m.DurationUs) * time.Microsecond,
+		OOMKilled: m.OomKilled, OOMKills: int(m.OomKills), MemoryLimit: int64(m.MemoryLimitBytes),
 	}
 }
 
@@ -100,7 +105,8 @@ func (s *Session) Exec(ctx context.Context, cmd SessionCommand) (*SessionResult,
 	return sessionResult(&m), nil
 }
 
-// Run runs a line and writes its output as it comes; nil writers drop it.
+// Run runs a line and writes its output as it comes; nil writers drop it. When ctx ends or
+// a writer fails, the line's command is killed; the shell stays if it can.
 func (s *Session) Run(ctx context.Context, cmd SessionCommand, stdout, stderr io.Writer) (*SessionResult, error) {
 	st, err := s.sb.open(ctx, "session.run", &msg.SessionRunRequest{Id: s.info.Id, Command: cmd.Line, TimeoutMs: millis(cmd.Timeout)})
 	if err != nil {
@@ -125,7 +131,7 @@ func (s *Session) Run(ctx context.Context, cmd SessionCommand, stdout, stderr io
 		}
 		if _, err := w.Write(f.Payload); err != nil {
 			st.Cancel()
-			return nil, fmt.Errorf("session %s: %w: %w", s.info.Id, errWriter, err)
+			return nil, fmt.Errorf("session %s: %w: %w", s.info.Id, ErrWriter, err)
 		}
 	}
 }

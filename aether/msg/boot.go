@@ -9,14 +9,15 @@ import (
 
 // BootConfig is a message of the protocol.
 type BootConfig struct {
-	Sandbox    string
-	Generation uint64
-	Hostname   string
-	User       string // default user of processes
-	Cwd        string // default working directory
-	Env        map[string]string
-	Seccomp    []byte // classic BPF program, struct sock_filter[]
-	ShmBytes   uint64 // size of /dev/shm
+	Sandbox     string
+	Generation  uint64
+	Hostname    string
+	User        string // default user of processes
+	Cwd         string // default working directory
+	Env         map[string]string
+	Seccomp     []byte // classic BPF program, struct sock_filter[]
+	ShmBytes    uint64 // size of /dev/shm
+	MemoryBytes uint64 // the group's limit; 0: none
 }
 
 // AppendWire appends m's encoding to b.
@@ -34,6 +35,7 @@ func (m *BootConfig) AppendWire(b []byte) []byte {
 	}
 	b = appendBytes(b, 7, m.Seccomp)
 	b = appendUint(b, 8, uint64(m.ShmBytes))
+	b = appendUint(b, 9, uint64(m.MemoryBytes))
 	return b
 }
 
@@ -68,6 +70,8 @@ func (m *BootConfig) merge(b []byte) error {
 			m.Seccomp = r.bytes()
 		case 8:
 			m.ShmBytes = uint64(r.uint())
+		case 9:
+			m.MemoryBytes = uint64(r.uint())
 		default:
 			r.skip()
 		}

@@ -124,6 +124,7 @@ type StartRequest struct {
 	OutputLimit   uint64 // bytes of output kept in memory; 0: the default
 	SpillLimit    uint64 // bytes kept on the sandbox's disk beyond that; 0: none
 	StdinKeep     bool   // losing the stream does not close stdin
+	Keep          bool   // to be looked at later: given up after those that are not
 }
 
 // AppendWire appends m's encoding to b.
@@ -151,6 +152,7 @@ func (m *StartRequest) AppendWire(b []byte) []byte {
 	b = appendUint(b, 12, uint64(m.OutputLimit))
 	b = appendUint(b, 13, uint64(m.SpillLimit))
 	b = appendBool(b, 14, m.StdinKeep)
+	b = appendBool(b, 15, m.Keep)
 	return b
 }
 
@@ -202,6 +204,8 @@ func (m *StartRequest) merge(b []byte) error {
 			m.SpillLimit = uint64(r.uint())
 		case 14:
 			m.StdinKeep = r.uint() != 0
+		case 15:
+			m.Keep = r.uint() != 0
 		default:
 			r.skip()
 		}
@@ -339,18 +343,21 @@ func (m *Gap) merge(b []byte) error {
 
 // Exit is a message of the protocol.
 type Exit struct {
-	ExitCode     int32 // 128+n after signal n
-	Exited       bool  // false: ended by a signal
-	Signal       int32
-	TimedOut     bool
-	IdleTimedOut bool
-	ErrorCode    string // command_not_found, command_not_executable
-	Error        string
-	StdoutBytes  uint64 // written in all, kept or not
-	StderrBytes  uint64
-	DurationUs   uint64
-	CpuUs        uint64
-	MaxRssBytes  uint64
+	ExitCode         int32 // 128+n after signal n
+	Exited           bool  // false: ended by a signal
+	Signal           int32
+	TimedOut         bool
+	IdleTimedOut     bool
+	ErrorCode        string // command_not_found, command_not_executable
+	Error            string
+	StdoutBytes      uint64 // written in all, kept or not
+	StderrBytes      uint64
+	DurationUs       uint64
+	CpuUs            uint64
+	MaxRssBytes      uint64
+	OomKilled        bool   // ended as by SIGKILL, which was the memory limit's
+	OomKills         uint64 // processes of the sandbox that the limit killed meanwhile
+	MemoryLimitBytes uint64 // of the sandbox, with oom_kills
 }
 
 // AppendWire appends m's encoding to b.
@@ -370,6 +377,9 @@ func (m *Exit) AppendWire(b []byte) []byte {
 	b = appendUint(b, 10, uint64(m.DurationUs))
 	b = appendUint(b, 11, uint64(m.CpuUs))
 	b = appendUint(b, 12, uint64(m.MaxRssBytes))
+	b = appendBool(b, 13, m.OomKilled)
+	b = appendUint(b, 14, uint64(m.OomKills))
+	b = appendUint(b, 15, uint64(m.MemoryLimitBytes))
 	return b
 }
 
@@ -407,6 +417,12 @@ func (m *Exit) merge(b []byte) error {
 			m.CpuUs = uint64(r.uint())
 		case 12:
 			m.MaxRssBytes = uint64(r.uint())
+		case 13:
+			m.OomKilled = r.uint() != 0
+		case 14:
+			m.OomKills = uint64(r.uint())
+		case 15:
+			m.MemoryLimitBytes = uint64(r.uint())
 		default:
 			r.skip()
 		}
@@ -612,15 +628,18 @@ func (m *AttachRequest) merge(b []byte) error {
 
 // ProcessInfo is a message of the protocol.
 type ProcessInfo struct {
-	Start         *StartRequest
-	Pid           uint32
-	Tag           string
-	Running       bool
-	Exit          *Exit
-	StartedUnixMs uint64
-	StdoutBytes   uint64
-	StderrBytes   uint64
-	Session       string
+	Start          *StartRequest
+	Pid            uint32
+	Tag            string
+	Running        bool
+	Exit           *Exit
+	StartedUnixMs  uint64
+	StdoutBytes    uint64
+	StderrBytes    uint64
+	Session        string
+	StdoutKeptFrom uint64 // the output before this offset is no longer kept
+	StderrKeptFrom uint64
+	EndedUnixMs    uint64 // 0: it runs
 }
 
 // AppendWire appends m's encoding to b.
@@ -641,6 +660,9 @@ func (m *ProcessInfo) AppendWire(b []byte) []byte {
 	b = appendUint(b, 7, uint64(m.StdoutBytes))
 	b = appendUint(b, 8, uint64(m.StderrBytes))
 	b = appendBytes(b, 9, m.Session)
+	b = appendUint(b, 10, uint64(m.StdoutKeptFrom))
+	b = appendUint(b, 11, uint64(m.StderrKeptFrom))
+	b = appendUint(b, 12, uint64(m.EndedUnixMs))
 	return b
 }
 
@@ -678,6 +700,45 @@ func (m *ProcessInfo) merge(b []byte) error {
 			m.StderrBytes = uint64(r.uint())
 		case 9:
 			m.Session = r.string()
+		case 10:
+			m.StdoutKeptFrom = uint64(r.uint())
+		case 11:
+			m.StderrKeptFrom = uint64(r.uint())
+		case 12:
+			m.EndedUnixMs = uint64(r.uint())
+		default:
+			r.skip()
+		}
+	}
+	return r.err
+}
+
+// ProcessListRequest: process.list, a page in the order of starts; an Empty asks for the first.
+type ProcessListRequest struct {
+	After uint64
+}
+
+// AppendWire appends m's encoding to b.
+func (m *ProcessListRequest) AppendWire(b []byte) []byte {
+	if m == nil {
+		return b
+	}
+	b = appendUint(b, 1, uint64(m.After))
+	return b
+}
+
+// ParseWire resets m and decodes b into it.
+func (m *ProcessListRequest) ParseWire(b []byte) error {
+	*m = ProcessListRequest{}
+	return m.merge(b)
+}
+
+func (m *ProcessListRequest) merge(b []byte) error {
+	r := reader{b: b}
+	for r.next() {
+		switch r.num {
+		case 1:
+			m.After = uint64(r.uint())
 		default:
 			r.skip()
 		}
@@ -688,6 +749,7 @@ func (m *ProcessInfo) merge(b []byte) error {
 // ProcessList is a message of the protocol.
 type ProcessList struct {
 	Processes []*ProcessInfo
+	Next      uint64 // after, for the next page; 0: this was the last
 }
 
 // AppendWire appends m's encoding to b.
@@ -698,6 +760,7 @@ func (m *ProcessList) AppendWire(b []byte) []byte {
 	for _, v := range m.Processes {
 		b = appendMessage(b, 1, v)
 	}
+	b = appendUint(b, 2, uint64(m.Next))
 	return b
 }
 
@@ -717,6 +780,8 @@ func (m *ProcessList) merge(b []byte) error {
 				r.message(v.merge)
 				m.Processes = append(m.Processes, v)
 			}
+		case 2:
+			m.Next = uint64(r.uint())
 		default:
 			r.skip()
 		}
@@ -770,11 +835,12 @@ func (m *InputRequest) merge(b []byte) error {
 	return r.err
 }
 
-// SignalRequest is a message of the protocol.
+// SignalRequest: all: every process of the sandbox but its PID 1, instead of one.
 type SignalRequest struct {
 	Process    *Selector
 	Signal     int32
 	OnlyLeader bool
+	All        bool
 }
 
 // AppendWire appends m's encoding to b.
@@ -787,6 +853,7 @@ func (m *SignalRequest) AppendWire(b []byte) []byte {
 	}
 	b = appendUint(b, 2, uint64(m.Signal))
 	b = appendBool(b, 3, m.OnlyLeader)
+	b = appendBool(b, 4, m.All)
 	return b
 }
 
@@ -809,6 +876,8 @@ func (m *SignalRequest) merge(b []byte) error {
 			m.Signal = int32(r.uint())
 		case 3:
 			m.OnlyLeader = r.uint() != 0
+		case 4:
+			m.All = r.uint() != 0
 		default:
 			r.skip()
 		}
@@ -1061,13 +1130,16 @@ func (m *SessionRunRequest) merge(b []byte) error {
 
 // SessionResult is a message of the protocol.
 type SessionResult struct {
-	ExitCode   int32
-	TimedOut   bool
-	Ended      bool   // the shell itself ended (exit, exec, or killed)
-	Stdout     []byte // session.exec only
-	Stderr     []byte
-	Truncated  bool
-	DurationUs uint64
+	ExitCode         int32
+	TimedOut         bool
+	Ended            bool   // the shell itself ended (exit, exec, or killed)
+	Stdout           []byte // session.exec only
+	Stderr           []byte
+	Truncated        bool
+	DurationUs       uint64
+	OomKilled        bool // as in Exit
+	OomKills         uint64
+	MemoryLimitBytes uint64
 }
 
 // AppendWire appends m's encoding to b.
@@ -1082,6 +1154,9 @@ func (m *SessionResult) AppendWire(b []byte) []byte {
 	b = appendBytes(b, 5, m.Stderr)
 	b = appendBool(b, 6, m.Truncated)
 	b = appendUint(b, 7, uint64(m.DurationUs))
+	b = appendBool(b, 8, m.OomKilled)
+	b = appendUint(b, 9, uint64(m.OomKills))
+	b = appendUint(b, 10, uint64(m.MemoryLimitBytes))
 	return b
 }
 
@@ -1109,6 +1184,12 @@ func (m *SessionResult) merge(b []byte) error {
 			m.Truncated = r.uint() != 0
 		case 7:
 			m.DurationUs = uint64(r.uint())
+		case 8:
+			m.OomKilled = r.uint() != 0
+		case 9:
+			m.OomKills = uint64(r.uint())
+		case 10:
+			m.MemoryLimitBytes = uint64(r.uint())
 		default:
 			r.skip()
 		}

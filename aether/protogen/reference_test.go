@@ -41,6 +41,7 @@ var constructors = map[string]func() msg.Message{
 	"Selector":           func() msg.Message { return new(msg.Selector) },
 	"AttachRequest":      func() msg.Message { return new(msg.AttachRequest) },
 	"ProcessInfo":        func() msg.Message { return new(msg.ProcessInfo) },
+	"ProcessListRequest": func() msg.Message { return new(msg.ProcessListRequest) },
 	"ProcessList":        func() msg.Message { return new(msg.ProcessList) },
 	"InputRequest":       func() msg.Message { return new(msg.InputRequest) },
 	"SignalRequest":      func() msg.Message { return new(msg.SignalRequest) },

@@ -27,6 +27,16 @@ const (
 	StateLost     State = "lost"
 )
 
+// EndReason says why a sandbox is removed.
+type EndReason string
+
+// End reasons.
+const (
+	EndRequest EndReason = "request" // somebody asked for it
+	EndTTL     EndReason = "ttl"     // it reached its time to live
+	EndLease   EndReason = "lease"   // nobody renewed its lease
+)
+
 // Spec says what sandbox is wanted. Zero values mean the defaults of [Spec.SetDefaults].
 type Spec struct {
 	Backend     Backend           `json:"backend,omitempty" enum:"container,hollow" doc:"Kind of isolation." default:"container"`
@@ -74,6 +84,8 @@ type Sandbox struct {
 	EndedAt     *time.Time         `json:"ended_at,omitempty"`
 	ExpiresAt   *time.Time         `json:"expires_at,omitempty"`
 	Error       *Problem           `json:"error,omitempty" doc:"Cause of failed or lost."`
+	EndReason   EndReason          `json:"end_reason,omitempty" enum:"request,ttl,lease" doc:"Why it is or was removed: somebody asked, it reached max_ttl_s, or nobody renewed its lease."`
+	OOMKills    int64              `json:"oom_kills,omitempty" doc:"Processes that its memory limit has killed, as far as was noticed; usage has the present count."`
 	CreateMS    float64            `json:"create_ms,omitempty" doc:"Time the edge took to create it, milliseconds."`
 	Steps       map[string]float64 `json:"steps_ms,omitempty" doc:"Time of each step of the create, milliseconds."`
 	Usage       *Usage             `json:"usage,omitempty" doc:"Only in the answer for one sandbox."`

@@ -125,6 +125,7 @@ type EventType string
 const (
 	EventState   EventType = "state"   // a sandbox was created or changed state
 	EventRemoved EventType = "removed" // a sandbox is gone
+	EventOOM     EventType = "oom"     // its memory limit killed processes of a sandbox
 	EventNode    EventType = "node"    // an edge appeared, changed or was lost
 )
 

@@ -79,11 +79,11 @@ func prepare() (serve func() error, err error) {
 // container makes this process PID 1, which serves on the channel that it was started
 // with, and on the listener for later edges.
 func container() (serve func() error, err error) {
-	cfg, err := boot.Container(channelFD)
+	cfg, memory, err := boot.Container(channelFD)
 	if err != nil {
 		return nil, err
 	}
-	server, err := newServer(cfg)
+	server, err := newServer(cfg, memory)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func process(path string) (serve func() error, err error) {
 	server, err := newServer(&msg.BootConfig{
 		Sandbox: os.Getenv("DSEC_GUEST_NODE"), Generation: generation, User: os.Getenv("DSEC_GUEST_USER"), Cwd: os.Getenv("DSEC_GUEST_CWD"),
 		Env: programEnv(os.Environ()),
-	})
+	}, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -136,9 +136,11 @@ func accept(server *aether.Server, fd int) error {
 	return server.Serve(context.Background(), l)
 }
 
-func newServer(cfg *msg.BootConfig) (*aether.Server, error) {
+func newServer(cfg *msg.BootConfig, memory int) (*aether.Server, error) {
 	users := user.NewDatabase("")
-	procs, err := proc.NewTable(proc.Config{User: cfg.User, Cwd: cfg.Cwd, Env: cfg.Env, Users: users}, proc.NewReaper(oomScore))
+	procs, err := proc.NewTable(proc.Config{
+		User: cfg.User, Cwd: cfg.Cwd, Env: cfg.Env, Users: users, Memory: proc.Memory{Limit: int64(cfg.MemoryBytes), Events: memory},
+	}, proc.NewReaper(oomScore))
 	if err != nil {
 		return nil, err
 	}

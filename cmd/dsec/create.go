@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -19,7 +20,10 @@ func (a *app) createCmd() *cobra.Command {
 		Short: "Create sandboxes and print their ids",
 		Long: `Create makes one sandbox, or --count of them, and prints each id once its guest
 answers. With --json each sandbox is one line; one that could not be made is a line
-{"error":…}.`,
+{"error":…}.
+
+A sandbox whose id cannot be printed is removed again, as nobody would know of it; not
+with --idempotency-key, which finds it.`,
 		Example: `  dsec create debian
   dsec create --count 100 --label job=eval7 --memory 1g debian
   dsec create --backend hollow`,
@@ -57,7 +61,11 @@ answers. With --json each sandbox is one line; one that could not be made is a l
 			if err != nil {
 				return err
 			}
-			return a.created(sb, asJSON)
+			err = a.created(sb, asJSON)
+			if err != nil && key == "" {
+				a.removeUnknown(cmd.Context(), sb)
+			}
+			return err
 		},
 	}
 	sf.add(cmd)
@@ -75,10 +83,19 @@ func (a *app) created(sb *client.Sandbox, asJSON bool) error {
 	return err
 }
 
+// removeUnknown removes a sandbox whose id nobody was told.
+func (a *app) removeUnknown(ctx context.Context, sb *client.Sandbox) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	if err := sb.Delete(ctx); err != nil && !alreadyGone(err) {
+		fmt.Fprintf(a.stderr, "dsec: sandbox %s was not removed: %v\n", sb.ID(), err)
+	}
+}
+
 func (a *app) createMany(cmd *cobra.Command, c *client.Client, spec v1.Spec, count int, asJSON bool) error {
 	bar := a.progress("create", int64(count), false)
 	defer bar.end()
-	var first error
+	var first, unprinted error
 	n, bad := 0, 0
 	for sb, err := range c.CreateMany(cmd.Context(), spec, count) {
 		n++
@@ -89,17 +106,23 @@ func (a *app) createMany(cmd *cobra.Command, c *client.Client, spec v1.Spec, cou
 				first = err
 			}
 			if asJSON {
-				if err := a.jsonLine(v1.CreateResult{Error: v1.ProblemOf(err)}); err != nil {
-					return err
+				if perr := a.jsonLine(v1.CreateResult{Error: v1.ProblemOf(err)}); unprinted == nil {
+					unprinted = perr
 				}
 			}
 			continue
 		}
-		if err := a.created(sb, asJSON); err != nil {
-			return err
+		if unprinted == nil {
+			unprinted = a.created(sb, asJSON)
+		}
+		if unprinted != nil {
+			a.removeUnknown(cmd.Context(), sb)
 		}
 	}
 	bar.end()
+	if unprinted != nil {
+		return unprinted
+	}
 	if bad > 0 {
 		return fmt.Errorf("%d of %d sandboxes were not created; the first: %w", bad, count, first)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,7 +24,12 @@ func (a *app) eventsCmd() *cobra.Command {
 		Long: `Events prints the changes that the server still knows, and with --follow those to
 come, across restarts of the server, which keeps no events from before: a line on
 stderr says where some are missing. A list's revision (dsec ls over the API) is a
-point to go on from.`,
+point to go on from.
+
+TYPE is state (a sandbox was created or changed), oom (its memory limit killed processes;
+it goes on), removed, or node. CAUSE says why a sandbox failed or is removed: request,
+ttl (--ttl) or lease (--lease); in --json it is the sandbox's error, end_reason and
+oom_kills (in all).`,
 		Example: `  dsec events --follow
   dsec events --from 1042 --json`,
 		Args: cobra.NoArgs,
@@ -40,8 +46,13 @@ point to go on from.`,
 				if asJSON {
 					return a.jsonLine(e)
 				}
-				_, err := fmt.Fprintln(a.stdout, eventLine(e))
+				_, err := io.WriteString(a.stdout, eventLine(e))
 				return err
+			}
+			if !asJSON {
+				if _, err := fmt.Fprintf(a.stdout, eventFormat, "REVISION", "TIME", "TYPE", "ID", "STATE", "CAUSE"); err != nil {
+					return err
+				}
 			}
 			for {
 				err := follow(cmd.Context(), c, &o, show)
@@ -75,16 +86,36 @@ func follow(ctx context.Context, c *client.Client, o *client.EventOptions, show 
 	return ctx.Err()
 }
 
+// eventFormat is a line of REVISION TIME TYPE ID STATE CAUSE. It does not wait for others
+// to align with: events are printed as they come.
+const eventFormat = "%-16v  %-20s  %-7s  %-22s  %-9s  %s\n"
+
 func eventLine(e v1.Event) string {
-	line := fmt.Sprintf("%-8d %s  %-8s", e.Revision, e.Time.UTC().Format(time.RFC3339), e.Type)
+	id, state, cause := "-", "-", "-"
 	switch {
 	case e.Sandbox != nil:
-		line += fmt.Sprintf(" %s  %s", e.Sandbox.ID, e.Sandbox.State)
-		if e.Sandbox.Error != nil {
-			line += "  " + e.Sandbox.Error.Error()
-		}
+		id, state, cause = e.Sandbox.ID, string(e.Sandbox.State), eventCause(e)
 	case e.Node != nil:
-		line += fmt.Sprintf(" node %s  ready=%t  sandboxes=%d", e.Node.ID, e.Node.Ready, e.Node.Sandboxes)
+		id, state = "node "+e.Node.ID, "ready"
+		if !e.Node.Ready {
+			state = "not ready"
+		}
+		cause = fmt.Sprintf("sandboxes=%d", e.Node.Sandboxes)
 	}
-	return line
+	return fmt.Sprintf(eventFormat, e.Revision, e.Time.UTC().Format(time.RFC3339), e.Type, id, state, cause)
+}
+
+func eventCause(e v1.Event) string {
+	sb := e.Sandbox
+	switch {
+	case e.Type == v1.EventOOM:
+		return fmt.Sprintf("memory limit %s: %d processes killed so far", size(sb.Spec.MemoryBytes), sb.OOMKills)
+	case sb.EndReason != "":
+		return string(sb.EndReason)
+	case sb.Error != nil:
+		return sb.Error.Error()
+	case e.Type == v1.EventRemoved && sb.State == v1.StateCreating:
+		return "its create did not finish"
+	}
+	return "-"
 }

@@ -17,14 +17,21 @@ func (a *app) execCmd() *cobra.Command {
 		Use:   "exec [flags] ID -- CMD [ARG...]",
 		Short: "Run a command in a sandbox",
 		Long: `Exec runs a command and returns its exit code. Signals such as Ctrl-C go to the
-command; a second one gives it up and kills it. With --detach it prints the pid and
-leaves the command running; 'dsec attach' reaches it.
+command; a second one gives it up and kills it, and so does an output that cannot be
+written any more, such as a pipe whose reader has ended. With --detach it prints the pid
+and leaves the command running; 'dsec attach' reaches it.
+
+What the command leaves in the background lives on when it has ended; 'dsec kill' reaches
+that too. If exec itself is killed (kill -9) or its machine is lost, the command goes on:
+find it with 'dsec ps', and give it a --timeout if it must not stay.
 
 With --json the output is not passed on but part of one object that is printed at the
-end: exit_code (also ours), signal, timed_out, idle_timed_out, stdout and stderr (or
-stdout_base64 and stderr_base64 if they are not UTF-8), stdout_bytes and stderr_bytes
-(written in all), truncated (more than --max-output was written: the middle is missing),
-duration_ms, and error if the platform failed or there is no such command.`,
+end: exit_code (also ours), signal (0: none), timed_out, idle_timed_out, oom_killed (the
+sandbox's memory limit killed it), oom_kills (how many processes of the sandbox the limit
+killed meanwhile, its children or others), stdout and stderr (or stdout_base64 and
+stderr_base64 if they are not UTF-8), stdout_bytes and stderr_bytes (written in all),
+truncated (more than --max-output was written: the middle is missing), duration_ms, and
+error if the platform failed or there is no such command.`,
 		Example: `  dsec exec $id -- ls -l /work
   dsec exec -i $id -- sh -c 'cat > notes' < notes
   dsec exec -it $id -- python3

@@ -92,6 +92,10 @@ func (a *app) wait(p *client.Process, r *result) error {
 		fmt.Fprintln(a.stderr, "dsec: the command was killed: it ran longer than --timeout")
 	case x.IdleTimedOut:
 		fmt.Fprintln(a.stderr, "dsec: the command was killed: it printed nothing for --idle-timeout")
+	case x.OOMKilled:
+		fmt.Fprintf(a.stderr, "dsec: the command was killed: memory limit %s\n", size(x.MemoryLimit))
+	case x.OOMKills > 0:
+		fmt.Fprintf(a.stderr, "dsec: while the command ran, processes of the sandbox were killed: %d, memory limit %s\n", x.OOMKills, size(x.MemoryLimit))
 	}
 	if x.Code != 0 {
 		return &codeError{code: x.Code}

@@ -24,7 +24,13 @@ func (a *app) logsCmd() *cobra.Command {
 		Short: "Print the kept output of processes",
 		Long: `Logs prints what is kept of a process's stdout and stderr, or of all processes, each
 line then begins with the process. With --json every line of output is an object with
-pid, tag, stream and text (text_base64 if it is not UTF-8).`,
+pid, tag, stream and text (text_base64 if it is not UTF-8).
+
+See 'dsec ps --help' for how much is kept; what is not is told on stderr, or as a "gap".
+
+Logs only looks: whatever becomes of it or of who reads it, the processes go on. Stdout
+and stderr are kept apart, so the order within each is right, but not which line of one
+came before which of the other; a command run with 2>&1 has one order.`,
 		Example:           "  dsec logs $id server\n  dsec logs -f $id\n  dsec logs --json $id",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeProcess(),
@@ -129,21 +135,49 @@ func (l *logs) lines(info *msg.ProcessInfo, prefix, stream string, w io.Writer) 
 
 // all prints the processes one after the other, or side by side when following.
 func (l *logs) all(ctx context.Context, procs []*msg.ProcessInfo) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var unwritable error // our output, which is all processes'
 	var wg sync.WaitGroup
 	all := make([]error, len(procs))
+	gone := 0
 	for i, info := range procs {
+		ended := !info.Running && !l.json
+		if ended && info.StdoutBytes+info.StderrBytes == 0 {
+			continue
+		}
+		if ended && info.StdoutKeptFrom == info.StdoutBytes && info.StderrKeptFrom == info.StderrBytes {
+			gone++
+			continue
+		}
 		name := info.Tag
 		if name == "" {
 			name = strconv.FormatUint(uint64(info.Pid), 10)
 		}
-		one := func() { all[i] = l.one(ctx, info, name+" | ") }
-		if l.follow {
+		one := func() {
+			all[i] = l.one(ctx, info, name+" | ")
+			if errors.Is(all[i], client.ErrWriter) {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				if unwritable == nil {
+					unwritable = all[i]
+				}
+				cancel() // the others would learn of it with their next line only
+			}
+		}
+		if l.follow && info.Running {
 			wg.Go(one)
 		} else {
 			one()
 		}
 	}
 	wg.Wait()
+	if gone > 0 {
+		fmt.Fprintf(l.stderr, "dsec: the output of %d more processes is no longer kept; 'dsec ps' tells how they ended\n", gone)
+	}
+	if unwritable != nil {
+		return unwritable
+	}
 	return errors.Join(all...)
 }
 

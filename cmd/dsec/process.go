@@ -15,32 +15,61 @@ import (
 
 // processJSON is what ps --json prints of a process.
 type processJSON struct {
-	PID         uint32    `json:"pid"`
-	Tag         string    `json:"tag,omitempty"`
-	Running     bool      `json:"running"`
-	ExitCode    *int32    `json:"exit_code,omitempty"`
+	PID          uint32     `json:"pid"`
+	Tag          string     `json:"tag,omitempty"`
+	Running      bool       `json:"running"`
+	ExitCode     *int32     `json:"exit_code,omitempty"` // of one that has ended, as all that follows
+	Signal       *int32     `json:"signal,omitempty"`
+	TimedOut     *bool      `json:"timed_out,omitempty"`
+	IdleTimedOut *bool      `json:"idle_timed_out,omitempty"`
+	OOMKilled    *bool      `json:"oom_killed,omitempty"`
+	EndedAt      *time.Time `json:"ended_at,omitempty"`
+
 	StartedAt   time.Time `json:"started_at"`
 	Command     []string  `json:"command"`
-	User        string    `json:"user,omitempty"`
+	User        string    `json:"user"`
 	Cwd         string    `json:"cwd,omitempty"`
 	TTY         bool      `json:"tty,omitempty"`
 	Session     string    `json:"session,omitempty"`
-	StdoutBytes uint64    `json:"stdout_bytes"`
+	StdoutBytes uint64    `json:"stdout_bytes"` // written in all; what is before the next two is no longer kept
 	StderrBytes uint64    `json:"stderr_bytes"`
+	StdoutFrom  uint64    `json:"stdout_kept_from"`
+	StderrFrom  uint64    `json:"stderr_kept_from"`
 }
 
 func processOf(p *client.ProcessInfo) processJSON {
 	j := processJSON{
 		PID: p.Pid, Tag: p.Tag, Running: p.Running, StartedAt: time.UnixMilli(int64(p.StartedUnixMs)).UTC(),
-		Session: p.Session, StdoutBytes: p.StdoutBytes, StderrBytes: p.StderrBytes,
+		Session: p.Session, StdoutBytes: p.StdoutBytes, StderrBytes: p.StderrBytes, StdoutFrom: p.StdoutKeptFrom, StderrFrom: p.StderrKeptFrom,
 	}
 	if s := p.Start; s != nil {
 		j.Command, j.User, j.Cwd, j.TTY = append([]string{s.Cmd}, s.Args...), s.User, s.Cwd, s.Pty != nil
 	}
-	if !p.Running && p.Exit != nil {
-		j.ExitCode = &p.Exit.ExitCode
+	if x := p.Exit; !p.Running && x != nil {
+		j.ExitCode, j.Signal, j.TimedOut, j.IdleTimedOut, j.OOMKilled = &x.ExitCode, &x.Signal, &x.TimedOut, &x.IdleTimedOut, &x.OomKilled
+		if p.EndedUnixMs > 0 {
+			t := time.UnixMilli(int64(p.EndedUnixMs)).UTC()
+			j.EndedAt = &t
+		}
 	}
 	return j
+}
+
+// stateOf is a process's state for the eye.
+func stateOf(p processJSON) string {
+	switch {
+	case p.ExitCode == nil:
+		return "running"
+	case *p.OOMKilled:
+		return "memory limit"
+	case *p.TimedOut:
+		return "timeout"
+	case *p.IdleTimedOut:
+		return "idle timeout"
+	case *p.Signal != 0:
+		return strings.TrimPrefix(unix.SignalName(unix.Signal(*p.Signal)), "SIG")
+	}
+	return fmt.Sprintf("exit %d", *p.ExitCode)
 }
 
 func commandLine(p *client.ProcessInfo) string {
@@ -53,8 +82,18 @@ func commandLine(p *client.ProcessInfo) string {
 func (a *app) psCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:               "ps ID",
-		Short:             "List what was started in a sandbox",
+		Use:   "ps ID",
+		Short: "List what was started in a sandbox",
+		Long: `Ps lists what exec, run and sessions started, in the order of starts: what runs, and how
+the last 4096 ended. What these started themselves is not listed: 'dsec exec ID -- ps'
+shows it. In the STATE of one that a signal ended is the signal's name, or why it was
+killed: a timeout or the memory limit.
+
+Of output are kept: of each process the last 1 MiB, and 4 MiB in all of those that have
+ended. When that is not enough, processes without a tag whose caller got their output
+lose it first, large ones before small ones, and those with a tag or --detach last; how
+they ended stays known. With --json stdout_kept_from and stderr_kept_from say from which
+offset on output is still there.`,
 		Example:           "  dsec ps $id\n  dsec ps --json $id",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeSandboxes(1),
@@ -76,12 +115,8 @@ func (a *app) psCmd() *cobra.Command {
 			}
 			rows := make([][]string, len(list))
 			for i, p := range list {
-				state := "running"
-				if p.ExitCode != nil {
-					state = fmt.Sprintf("exit %d", *p.ExitCode)
-				}
 				rows[i] = []string{
-					strconv.FormatUint(uint64(p.PID), 10), orDash(p.Tag), state, age(p.StartedAt, time.Now()),
+					strconv.FormatUint(uint64(p.PID), 10), orDash(p.Tag), stateOf(p), age(p.StartedAt, time.Now()),
 					orDash(p.User), size(int64(p.StdoutBytes + p.StderrBytes)), oneLine(strings.Join(p.Command, " "), 60),
 				}
 			}
@@ -108,15 +143,31 @@ func oneLine(s string, width int) string {
 
 func (a *app) killCmd() *cobra.Command {
 	sig := "TERM"
+	var all bool
 	cmd := &cobra.Command{
 		Use:   "kill ID PROCESS",
 		Short: "Send a signal to a process and all it started",
-		Long:  "Kill sends a signal to the process group of PROCESS, a pid or tag of 'dsec ps'.",
+		Long: `Kill sends a signal to the process group of PROCESS, a pid or tag of 'dsec ps'; KILL
+to its whole session. Children that it left in the background outlive it, and so an exec
+or run that has returned: kill reaches them by the same PROCESS when it has ended.
+
+With --all the signal (KILL, unless -s is given) goes to every process of the sandbox but
+its PID 1, daemons in sessions of their own too; files stay. This also frees a sandbox at
+its --pids, in which exec fails: killing needs no new process.`,
 		Example: `  dsec kill $id 42
-  dsec kill -s INT $id server`,
-		Args:              cobra.ExactArgs(2),
+  dsec kill -s INT $id server
+  dsec kill --all $id`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if all {
+				return cobra.ExactArgs(1)(cmd, args)
+			}
+			return cobra.ExactArgs(2)(cmd, args)
+		},
 		ValidArgsFunction: a.completeProcess(),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if all && !cmd.Flags().Changed("signal") {
+				sig = "KILL"
+			}
 			n, err := parseSignal(sig)
 			if err != nil {
 				return err
@@ -125,10 +176,14 @@ func (a *app) killCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if all {
+				return c.Sandbox(args[0]).KillAll(cmd.Context(), n)
+			}
 			return c.Sandbox(args[0]).Kill(cmd.Context(), selector(args[1]), n)
 		},
 	}
 	cmd.Flags().StringVarP(&sig, "signal", "s", sig, "signal, by name or number")
+	cmd.Flags().BoolVar(&all, "all", false, "signal every process of the sandbox but its PID 1")
 	return cmd
 }
 
@@ -150,8 +205,10 @@ func (a *app) attachCmd() *cobra.Command {
 		Short: "Connect to a process that was started before",
 		Long: `Attach prints a process's output from an offset on (by default all that is kept) and
 follows it; its exit code becomes ours. Stdin goes to the process if it was started
-with one. Ctrl-C leaves the process running; on a terminal it goes to the process, and
-Ctrl-P Ctrl-Q leaves.`,
+with one, and the end of our stdin ends its; --no-stdin only looks. Ctrl-C leaves the
+process running; on a terminal it goes to the process, and Ctrl-P Ctrl-Q leaves. So does
+an output that cannot be written any more, such as a pipe whose reader has ended: attach
+never ends the process.`,
 		Example: `  dsec attach $id server
   dsec attach --from 1048576 --no-stdin $id 42 > rest.log`,
 		Args:              cobra.ExactArgs(2),
@@ -234,5 +291,13 @@ func findProcess(cmd *cobra.Command, sb *client.Sandbox, sel client.Selector) (*
 			return p, nil
 		}
 	}
-	return nil, notFound(sb, sel)
+	// The guest knows whether there may have been one.
+	p, err := sb.Attach(cmd.Context(), sel, client.IO{}, client.AttachOptions{NoFollow: true})
+	if err == nil {
+		_, err = p.Wait()
+	}
+	if err == nil {
+		err = notFound(sb, sel) // it was started this moment
+	}
+	return nil, err
 }

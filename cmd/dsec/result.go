@@ -17,9 +17,11 @@ type resultJSON struct {
 	Sandbox      string      `json:"sandbox,omitempty"`
 	PID          uint32      `json:"pid,omitempty"`
 	ExitCode     int         `json:"exit_code"` // ours too
-	Signal       int         `json:"signal,omitempty"`
-	TimedOut     bool        `json:"timed_out,omitempty"`
-	IdleTimedOut bool        `json:"idle_timed_out,omitempty"`
+	Signal       int         `json:"signal"`    // 0: none
+	TimedOut     bool        `json:"timed_out"`
+	IdleTimedOut bool        `json:"idle_timed_out"`
+	OOMKilled    bool        `json:"oom_killed"`       // by the sandbox's memory limit
+	OOMKills     int         `json:"oom_kills"`        // processes that the limit killed meanwhile
 	Stdout       *string     `json:"stdout,omitempty"` // if it is UTF-8, else:
 	StdoutBase64 []byte      `json:"stdout_base64,omitempty"`
 	Stderr       *string     `json:"stderr,omitempty"`
@@ -52,6 +54,7 @@ func (a *app) printResult(ctx context.Context, r *result, err error) error {
 	x := r.exit
 	j := resultJSON{
 		Sandbox: r.sandbox, PID: r.pid, ExitCode: exitCode(ctx, err), Signal: x.Signal, TimedOut: x.TimedOut, IdleTimedOut: x.IdleTimedOut,
+		OOMKilled: x.OOMKilled, OOMKills: x.OOMKills,
 		StdoutBytes: max(x.StdoutBytes, r.out.total), StderrBytes: max(x.StderrBytes, r.errOut.total),
 		Truncated:  r.lost || r.out.cut() || r.errOut.cut(),
 		DurationMS: float64(x.Duration.Microseconds()) / 1000,

@@ -18,7 +18,8 @@ func (a *app) rmCmd() *cobra.Command {
 		Aliases: []string{"delete"},
 		Short:   "Remove sandboxes",
 		Long: `Rm removes the named sandboxes, those with all given labels, or (--all --yes) every
-one, in whatever state, and prints each id once nothing of it is left.`,
+one, in whatever state, and prints each id once nothing of it is left. All are removed,
+also when an id cannot be printed.`,
 		Example: `  dsec rm saaaaaabbbbbccccccccccd
   dsec rm --label job=eval7
   dsec rm --all --yes`,
@@ -73,6 +74,7 @@ one, in whatever state, and prints each id once nothing of it is left.`,
 // failure is the verb's, after all were tried.
 func (a *app) removeNamed(names []string, what string, asJSON bool, remove func(name string) error) error {
 	var failed []error
+	var unprinted error
 	for _, name := range names {
 		err := remove(name)
 		if err != nil {
@@ -88,9 +90,12 @@ func (a *app) removeNamed(names []string, what string, asJSON bool, remove func(
 		} else if err == nil {
 			_, perr = fmt.Fprintln(a.stdout, name)
 		}
-		if perr != nil {
-			return perr
+		if unprinted == nil {
+			unprinted = perr
 		}
+	}
+	if unprinted != nil {
+		return unprinted
 	}
 	if len(failed) > 1 {
 		return fmt.Errorf("%d of %d were not removed; the first: %w", len(failed), len(names), failed[0])
@@ -103,6 +108,7 @@ func (a *app) remove(cmd *cobra.Command, c *client.Client, req v1.DeleteRequest,
 	bar := a.progress("remove", int64(len(req.IDs)), false)
 	defer bar.end()
 	var errAll []error
+	var unprinted error
 	n := 0
 	for id, err := range c.DeleteMany(cmd.Context(), req) {
 		if err != nil && id == "" {
@@ -119,16 +125,16 @@ func (a *app) remove(cmd *cobra.Command, c *client.Client, req v1.DeleteRequest,
 		} else if err == nil {
 			_, perr = fmt.Fprintln(a.stdout, id)
 		}
-		if perr != nil {
-			return perr
+		if unprinted == nil { // the rest is removed all the same
+			unprinted = perr
 		}
 	}
 	bar.end()
 	switch len(errAll) {
 	case 0:
-		return nil
+		return unprinted
 	case 1:
-		return errAll[0]
+		return errors.Join(errAll[0], unprinted)
 	}
 	return fmt.Errorf("%d sandboxes were not removed; the first: %w", len(errAll), errAll[0])
 }

@@ -27,7 +27,8 @@ func (a *app) runCmd() *cobra.Command {
 		Use:   "run [flags] IMAGE -- CMD [ARG...]",
 		Short: "Run one command in a new sandbox, then remove it",
 		Long: `Run creates a sandbox, connects the command to stdin, stdout and stderr, removes the
-sandbox, also after Ctrl-C, and returns the command's exit code.
+sandbox, also after Ctrl-C or when its output cannot be written any more, and returns the
+command's exit code.
 
 If run itself is killed, or is stopped or cut off from the server for longer than
 --lease, the server removes the sandbox.`,

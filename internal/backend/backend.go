@@ -78,6 +78,12 @@ type Instance interface {
 	Usage(ctx context.Context) (v1.Usage, error)
 }
 
+// OOMCounter is implemented by instances of backends with a memory limit that kills.
+type OOMCounter interface {
+	// OOMKills counts the sandbox's processes that its memory limit has killed. It is cheap.
+	OOMKills() (int64, error)
+}
+
 // StepReport is told the name and duration of each finished step.
 type StepReport func(step string, took time.Duration)
 

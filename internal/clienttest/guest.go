@@ -169,7 +169,7 @@ func (g *guest) attach(ctx context.Context, st *aether.Stream) (aether.Message, 
 	return g.serve(ctx, st, p, out, errOut, req.NoFollow, true)
 }
 
-func (g *guest) list(context.Context, *aether.Stream, *msg.Empty) (*msg.ProcessList, error) {
+func (g *guest) list(context.Context, *aether.Stream, *msg.ProcessListRequest) (*msg.ProcessList, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	l := &msg.ProcessList{}

@@ -192,6 +192,7 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
+	e.noteOOM(s)
 	cause := errs.New(errs.InternalError, "guest", "the sandbox's first process died")
 	// Neither the guest's nor the node's fault, and not to be masked as such.
 	switch u, err := instance.Usage(ctx); {

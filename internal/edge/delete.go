@@ -13,12 +13,17 @@ const removeTime = 30 * time.Second
 
 // remove ends a sandbox in any state and returns when nothing of it is left. Once begun
 // it goes on without the caller.
-func (e *Edge) remove(ctx context.Context, id string) error {
+func (e *Edge) remove(ctx context.Context, id string, why v1.EndReason) (*sandbox, error) {
 	s := e.get(id)
 	if s == nil {
-		return e.absent(id)
+		return nil, e.absent(id)
 	}
-	err := e.transition(s, v1.StateStopping, nil)
+	e.noteOOM(s)
+	return s, e.end(ctx, s, why)
+}
+
+func (e *Edge) end(ctx context.Context, s *sandbox, why v1.EndReason) error {
+	err := e.transition(s, v1.StateStopping, func(v *v1.Sandbox) { v.EndReason = why })
 	if err == nil {
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTime)
 		defer cancel()

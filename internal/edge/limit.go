@@ -20,7 +20,7 @@ func (e *Edge) limit(s *sandbox) {
 	}
 	now := e.cfg.Now()
 	if expires := s.view.ExpiresAt; expires != nil {
-		s.expiry = time.AfterFunc(max(0, expires.Sub(now)), func() { e.expire(s, "it reached its time to live") })
+		s.expiry = time.AfterFunc(max(0, expires.Sub(now)), func() { e.expire(s, v1.EndTTL) })
 	}
 	if lease := s.view.Spec.Lease.Duration(); lease > 0 {
 		s.renewed = now
@@ -38,7 +38,7 @@ func (e *Edge) checkLease(s *sandbox, lease time.Duration) {
 	}
 	s.mu.Unlock()
 	if left <= 0 {
-		e.expire(s, "nobody renewed its lease")
+		e.expire(s, v1.EndLease)
 	}
 }
 
@@ -68,7 +68,7 @@ func (s *sandbox) unlimit() {
 	}
 }
 
-func (e *Edge) expire(s *sandbox, why string) {
+func (e *Edge) expire(s *sandbox, why v1.EndReason) {
 	if e.stopping.Load() { // the next process has its own timers
 		return
 	}
@@ -76,7 +76,7 @@ func (e *Edge) expire(s *sandbox, why string) {
 	defer cancel()
 	id := s.snapshot().ID
 	e.cfg.Log.Info("removing a sandbox", "sandbox", id, "why", why)
-	if err := e.remove(ctx, id); err != nil && !errors.Is(err, errs.SandboxGone) {
+	if _, err := e.remove(ctx, id, why); err != nil && !errors.Is(err, errs.SandboxGone) {
 		e.cfg.Log.Error("remove an expired sandbox", "sandbox", id, "err", err)
 	}
 }

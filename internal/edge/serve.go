@@ -122,8 +122,14 @@ func (e *Edge) serveRenew(_ context.Context, _ *aether.Stream, r *msg.SandboxReq
 	return &msg.Empty{}, e.renew(r.Id)
 }
 
-func (e *Edge) serveDelete(ctx context.Context, _ *aether.Stream, r *msg.SandboxRequest) (*msg.Empty, error) {
-	return &msg.Empty{}, e.remove(ctx, r.Id)
+// serveDelete answers with the sandbox as it was last: whoever asked may forget it before
+// its watch says how it ended.
+func (e *Edge) serveDelete(ctx context.Context, _ *aether.Stream, r *msg.SandboxRequest) (*msg.Document, error) {
+	s, err := e.remove(ctx, r.Id, v1.EndRequest)
+	if err != nil {
+		return nil, err
+	}
+	return document(s.snapshot())
 }
 
 // AuditReport is the answer of edge.audit.

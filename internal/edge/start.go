@@ -80,6 +80,7 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 			cfg.Log.Error("serve", "err", err)
 		}
 	})
+	e.wg.Go(e.lookForOOM)
 	if e.reg, err = cfg.Cluster.Register(ctx, e.Node()); err != nil {
 		return nil, fmt.Errorf("register: %w", err)
 	}

@@ -16,6 +16,7 @@ var ranks = []struct {
 	{"dsec/api/v1", 0},
 	{"dsec/aether", 1},
 	{"dsec/internal/step", 1},
+	{"dsec/internal/slack", 1},
 	{"dsec/internal/capability", 1},
 	{"dsec/internal/guest", 2},
 	{"dsec/internal/image", 3},

@@ -315,8 +315,32 @@ func TestEvents(t *testing.T) {
 		t.Errorf("%d events followed, %d kept", len(types), len(past))
 	}
 	text := shared.Must(t, "events", "--label", label)
-	if strings.Count(text, "\n") != len(types)-1 || !strings.Contains(text, id) {
+	if strings.Count(text, "\n") != len(types) || !strings.HasPrefix(text, "REVISION ") || !strings.Contains(text, id) {
 		t.Errorf("events:\n%s", text)
+	}
+}
+
+// Events say why a sandbox went.
+func TestEventsSayWhy(t *testing.T) {
+	t.Parallel()
+	for reason, args := range map[string][]string{"request": nil, "ttl": {"--ttl", "300ms"}} {
+		label := "test=" + t.Name() + "-" + reason
+		id := box(t, append([]string{"--label", label}, args...)...)
+		if reason == "request" {
+			shared.Must(t, "rm", id)
+		}
+		bed.Eventually(t, "the events say why "+id+" went", func() error {
+			events := bed.Lines[v1.Event](t, shared.Must(t, "events", "--json", "--label", label))
+			last := events[len(events)-1]
+			if last.Type != v1.EventRemoved || string(last.Sandbox.EndReason) != reason {
+				return fmt.Errorf("last event: %+v %+v", last, last.Sandbox)
+			}
+			return nil
+		})
+		text := shared.Must(t, "events", "--label", label)
+		if last := text[strings.LastIndexByte(text, '\n')+1:]; !strings.Contains(last, "removed") || !strings.HasSuffix(last, " "+reason) {
+			t.Errorf("events:\n%s", text)
+		}
 	}
 }
 

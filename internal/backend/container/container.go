@@ -41,12 +41,12 @@ type Backend struct {
 	guest   int // the guest binary, O_PATH
 
 	hardLimits map[int]uint64 // of this process: no sandbox can have more
-	null    int
-	low     *lowFiles
-	stage   *stage
-	dev     int    // the /dev of all sandboxes
-	seccomp []byte // filter program
-	ids     *ranges
+	null       int
+	low        *lowFiles
+	stage      *stage
+	dev        int    // the /dev of all sandboxes
+	seccomp    []byte // filter program
+	ids        *ranges
 
 	mu        sync.Mutex
 	instances map[string]*instance

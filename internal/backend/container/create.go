@@ -427,11 +427,16 @@ func (c *creation) sendRoot(context.Context) error {
 		return err
 	}
 	defer unix.Close(sys)
+	events, err := c.b.cgroups.OpenMemoryEvents(c.spec.ID)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(events)
 
 	s := c.spec.Sandbox
 	cfg := &msg.BootConfig{
 		Sandbox: c.spec.ID, Generation: c.spec.Generation, Hostname: c.hostname(), User: s.User, Cwd: s.WorkDir, Env: s.Env,
-		Seccomp: c.b.seccomp, ShmBytes: uint64(s.MemoryBytes / 2),
+		Seccomp: c.b.seccomp, ShmBytes: uint64(s.MemoryBytes / 2), MemoryBytes: uint64(s.MemoryBytes),
 	}
 	if c.spec.Image != nil {
 		applyImage(cfg, c.spec)
@@ -445,7 +450,7 @@ func (c *creation) sendRoot(context.Context) error {
 	// The head goes with the descriptors; the rest may need several writes.
 	var werr error
 	if err := raw.Write(func(fd uintptr) bool {
-		_, werr = unix.SendmsgN(int(fd), body[:4], unix.UnixRights(root, dev, sys), nil, 0)
+		_, werr = unix.SendmsgN(int(fd), body[:4], unix.UnixRights(root, dev, sys, events), nil, 0)
 		return werr != unix.EAGAIN
 	}); err != nil {
 		return err

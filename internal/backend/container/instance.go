@@ -155,6 +155,9 @@ func (i *instance) Usage(context.Context) (v1.Usage, error) {
 	}, nil
 }
 
+// OOMKills implements backend.OOMCounter.
+func (i *instance) OOMKills() (int64, error) { return i.b.cgroups.OOMKills(i.id) }
+
 // diskUsage sums the blocks below dir; files that vanish meanwhile count as nothing.
 func diskUsage(dir string) (total int64) {
 	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error { // a partial sum is all there is to tell

@@ -54,7 +54,7 @@ func (r *reaper) remove(ctx context.Context, nodeID, id string) error {
 		if err != nil {
 			return nil // the node is gone, and the sandbox with it
 		}
-		err = r.s.cfg.Edges.Delete(ctx, node, id)
+		_, err = r.s.cfg.Edges.Delete(ctx, node, id)
 		switch {
 		case errors.Is(err, errs.NotFound) && !asked:
 			asked = true // the create itself may still be on its way there: ask once more

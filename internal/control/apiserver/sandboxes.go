@@ -133,10 +133,12 @@ func (s *Server) delete(ctx context.Context, id string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTimeout)
 	defer cancel()
-	if err := s.cfg.Edges.Delete(ctx, node, id); err != nil {
+	last, err := s.cfg.Edges.Delete(ctx, node, id)
+	if err != nil {
 		s.noteGone(id, err)
 		return err
 	}
+	s.cfg.Registry.Apply(last)
 	s.cfg.Registry.Remove(id)
 	return nil
 }

@@ -100,7 +100,7 @@ func (e *Edge) Renewals() int {
 	return e.renewals
 }
 
-func (e *Edge) delete(_ context.Context, _ *aether.Stream, req *msg.SandboxRequest) (*msg.Empty, error) {
+func (e *Edge) delete(_ context.Context, _ *aether.Stream, req *msg.SandboxRequest) (*msg.Document, error) {
 	e.mu.Lock()
 	if over := e.creating[req.Id]; over != nil { // one operation at a time for an id
 		e.mu.Unlock()
@@ -108,13 +108,17 @@ func (e *Edge) delete(_ context.Context, _ *aether.Stream, req *msg.SandboxReque
 		e.mu.Lock()
 	}
 	defer e.mu.Unlock()
-	if e.sandboxes[req.Id] == nil {
+	sb := e.sandboxes[req.Id]
+	if sb == nil {
 		return nil, e.missing(req.Id)
 	}
+	last := *sb
+	last.State, last.EndReason = v1.StateStopping, v1.EndRequest
+	last.Generation++
 	delete(e.sandboxes, req.Id)
 	e.removed[req.Id] = true
 	e.emit(v1.EdgeEvent{Removed: []string{req.Id}})
-	return &msg.Empty{}, nil
+	return document(last)
 }
 
 func (e *Edge) watch(ctx context.Context, s *aether.Stream) (aether.Message, error) {

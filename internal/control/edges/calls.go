@@ -39,13 +39,11 @@ func (p *Pool) Renew(ctx context.Context, node v1.Node, id string) error {
 	return answer(ctx, node, c.Call(ctx, "", "sandbox.renew", &msg.SandboxRequest{Id: id}, &msg.Empty{}))
 }
 
-// Delete removes a sandbox and returns once nothing of it is left.
-func (p *Pool) Delete(ctx context.Context, node v1.Node, id string) error {
-	c, err := p.Conn(ctx, node)
-	if err != nil {
-		return err
-	}
-	return answer(ctx, node, c.Call(ctx, "", "sandbox.delete", &msg.SandboxRequest{Id: id, Wait: true}, &msg.Empty{}))
+// Delete removes a sandbox and returns it as it was last, once nothing of it is left.
+func (p *Pool) Delete(ctx context.Context, node v1.Node, id string) (v1.Sandbox, error) {
+	var sb v1.Sandbox
+	err := p.document(ctx, node, id, "sandbox.delete", &msg.SandboxRequest{Id: id, Wait: true}, &sb)
+	return sb, err
 }
 
 // Images returns the images that are present on an edge.

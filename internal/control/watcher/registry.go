@@ -133,6 +133,7 @@ func (r *Registry) put(sb v1.Sandbox, stream uint64) {
 	}
 	key := ParseKey(sb.IdempotencyKey)
 	sb.IdempotencyKey, sb.Usage = "", nil
+	var old *v1.Sandbox
 	if e == nil {
 		e = &entry{}
 		e.sb = &sb
@@ -140,6 +141,7 @@ func (r *Registry) put(sb v1.Sandbox, stream uint64) {
 		r.all.insert(e)
 		r.indexLabels(e, sb.Spec.Labels)
 	} else {
+		old = e.sb
 		r.uncount(e)
 		if !maps.Equal(e.sb.Spec.Labels, sb.Spec.Labels) {
 			r.unindexLabels(e)
@@ -152,7 +154,12 @@ func (r *Registry) put(sb v1.Sandbox, stream uint64) {
 		r.keys[key.Scope] = sb.ID
 	}
 	r.count(e)
-	r.emit(v1.Event{Type: v1.EventState, Sandbox: e.sb})
+	if old != nil && old.OOMKills < sb.OOMKills {
+		r.emit(v1.Event{Type: v1.EventOOM, Sandbox: e.sb})
+	}
+	if old == nil || old.State != sb.State || old.OOMKills == sb.OOMKills {
+		r.emit(v1.Event{Type: v1.EventState, Sandbox: e.sb})
+	}
 }
 
 // drop forgets a sandbox. remember: a later request for it is told that it is gone.

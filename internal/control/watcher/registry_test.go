@@ -445,3 +445,33 @@ func BenchmarkListLabelOf100k(b *testing.B) {
 		}
 	}
 }
+
+// An OOM kill is an event of its own, also when the answer to the removal tells of it first.
+func TestOOMKillsAreEvents(t *testing.T) {
+	t.Parallel()
+	f := newFixture(Config{})
+	from := f.Revision()
+	sb := box(1, 1, v1.StateRunning, nil)
+	f.tell(v1.EdgeEvent{Seq: 2, Sandboxes: []v1.Sandbox{sb}})
+	sb.Generation, sb.OOMKills = 2, 1
+	f.tell(v1.EdgeEvent{Seq: 3, Sandboxes: []v1.Sandbox{sb}})
+	sb.Generation, sb.OOMKills, sb.State, sb.EndReason = 4, 2, v1.StateStopping, v1.EndRequest
+	f.Apply(sb)
+	f.Remove(sb.ID)
+	f.tell(v1.EdgeEvent{Seq: 4, Sandboxes: []v1.Sandbox{sb}, Removed: []string{sb.ID}})
+	events, _, err := f.Events(from, EventFilter{}, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range events {
+		got = append(got, fmt.Sprintf("%s %s %d", e.Type, e.Sandbox.State, e.Sandbox.OOMKills))
+	}
+	want := []string{"state running 0", "oom running 1", "oom stopping 2", "state stopping 2", "removed stopping 2"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if last := events[len(events)-1].Sandbox; last.EndReason != v1.EndRequest {
+		t.Errorf("%+v", last)
+	}
+}

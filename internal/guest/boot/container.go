@@ -18,43 +18,45 @@ const maxConfig = 1 << 20
 
 // Container turns this process into PID 1 of a container, as the edge says over the
 // socket channel, and tells the edge the outcome. Call it before anything else runs.
-func Container(channel int) (*msg.BootConfig, error) {
-	cfg, err := container(channel)
+// memory is the descriptor of the file that counts what the memory limit kills.
+func Container(channel int) (cfg *msg.BootConfig, memory int, err error) {
+	cfg, memory, err = container(channel)
 	if err != nil {
 		_, werr := unix.Write(channel, append([]byte{1}, err.Error()...))
-		return nil, errors.Join(err, werr)
+		return nil, 0, errors.Join(err, werr)
 	}
 	if _, err := unix.Write(channel, []byte{0}); err != nil {
-		return nil, fmt.Errorf("tell the edge: %w", err)
+		return nil, 0, fmt.Errorf("tell the edge: %w", err)
 	}
-	return cfg, nil
+	return cfg, memory, nil
 }
 
-func container(channel int) (*msg.BootConfig, error) {
+func container(channel int) (*msg.BootConfig, int, error) {
 	cfg, given, err := receive(channel)
 	if err != nil {
-		return nil, fmt.Errorf("receive config: %w", err)
+		return nil, 0, fmt.Errorf("receive config: %w", err)
 	}
 	if err := mounts(cfg, given); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if err := unix.Sethostname([]byte(cfg.Hostname)); err != nil {
-		return nil, fmt.Errorf("set hostname: %w", err)
+		return nil, 0, fmt.Errorf("set hostname: %w", err)
 	}
 	unix.Umask(0o022)
 	if err := seccomp(cfg.Seccomp); err != nil {
-		return nil, fmt.Errorf("install seccomp filter: %w", err)
+		return nil, 0, fmt.Errorf("install seccomp filter: %w", err)
 	}
-	return cfg, nil
+	return cfg, given.memory, nil
 }
 
-// given are the detached mounts that the edge makes.
-type given struct{ root, dev, sys int }
+// given are the detached mounts that the edge makes, and the control group's file, open for
+// reading.
+type given struct{ root, dev, sys, memory int }
 
 // receive reads the length-prefixed config and its descriptors.
 func receive(channel int) (cfg *msg.BootConfig, m given, err error) {
 	head := make([]byte, 4)
-	oob := make([]byte, unix.CmsgSpace(3*4))
+	oob := make([]byte, unix.CmsgSpace(4*4))
 	n, oobn, _, _, err := unix.Recvmsg(channel, head, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_WAITALL)
 	if err != nil {
 		return nil, m, err
@@ -68,8 +70,8 @@ func receive(channel int) (cfg *msg.BootConfig, m given, err error) {
 		return nil, m, fmt.Errorf("no descriptors came: %w", err)
 	}
 	fds, err := unix.ParseUnixRights(&cmsgs[0])
-	if err != nil || len(fds) != 3 {
-		return nil, m, fmt.Errorf("want 3 descriptors, got %d: %w", len(fds), err)
+	if err != nil || len(fds) != 4 {
+		return nil, m, fmt.Errorf("want 4 descriptors, got %d: %w", len(fds), err)
 	}
 	body := make([]byte, size)
 	for got := 0; got < size; {
@@ -86,7 +88,7 @@ func receive(channel int) (cfg *msg.BootConfig, m given, err error) {
 	if err := cfg.ParseWire(body); err != nil {
 		return nil, m, err
 	}
-	return cfg, given{root: fds[0], dev: fds[1], sys: fds[2]}, nil
+	return cfg, given{root: fds[0], dev: fds[1], sys: fds[2], memory: fds[3]}, nil
 }
 
 // mounts attaches the root, fills in what belongs to this sandbox alone, and enters it.

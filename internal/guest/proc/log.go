@@ -99,6 +99,29 @@ func (l *Log) Sizes() (stdout, stderr int64) {
 	return l.streams[Stdout].end, l.streams[Stderr].end
 }
 
+// Kept returns the offsets from which the output is still kept.
+func (l *Log) Kept() (stdout, stderr int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.streams[Stdout].start(), l.streams[Stderr].start()
+}
+
+// isHeld says whether who started the process still looks at it.
+func (l *Log) isHeld() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.held
+}
+
+// cost is what keeping the log takes: memory, and a descriptor counts as some.
+func (l *Log) cost() int {
+	n := l.Memory()
+	if l.spill != nil {
+		n += maxChunk
+	}
+	return n
+}
+
 // Memory returns the bytes that the log holds in memory.
 func (l *Log) Memory() int {
 	l.mu.Lock()

@@ -45,7 +45,9 @@ func newTable(t testing.TB, change ...func(*Config)) *Table {
 	}
 	t.Cleanup(func() {
 		for _, p := range tab.List() {
-			p.KillAll()
+			if _, ended := p.Exit(); !ended {
+				p.KillAll()
+			}
 			<-p.Done()
 		}
 		syscall.Close(tab.null)
@@ -461,15 +463,112 @@ func TestTagsAndTable(t *testing.T) {
 	if _, err := tab.Find(0, "x"); !errors.Is(err, errs.ProcessNotFound) {
 		t.Fatal(err)
 	}
-	for range keepEnded + 10 {
-		wait(t, start(t, tab, Spec{Cmd: "true"}))
+}
+
+// noPid is above the pids that the kernel gives: nothing may reach a process by accident.
+const noPid = 1 << 23
+
+// pretend adds process noPid+pid that has ended with such output, without running any.
+func pretend(tab *Table, pid int, spec Spec, output int, followed bool) *Process {
+	p := &Process{Spec: spec, User: &user.User{}, table: tab, done: make(chan struct{}), Log: newLog(0, 0, "", time.Second, time.Now)}
+	tab.add(p, noPid+pid)
+	p.Log.Append(Stdout, make([]byte, output))
+	if !followed {
+		p.Release()
 	}
-	// The one that runs, and the last ones that ended.
-	for len(tab.List()) != keepEnded+1 {
-		time.Sleep(time.Millisecond)
-		if t.Context().Err() != nil {
-			t.Fatal(len(tab.List()))
+	p.exit, p.over = Exit{Code: pid % 100, Exited: true, StdoutBytes: int64(output)}, true
+	tab.ended(p)
+	close(p.done)
+	p.Log.end()
+	p.Release()
+	return p
+}
+
+// How a process ended is known much longer than its output, and longest of those that
+// somebody will ask for.
+func TestExitsOutliveOutput(t *testing.T) {
+	t.Parallel()
+	tab := newTable(t)
+	tagged := Spec{Cmd: "x", Tag: "server"}
+	pretend(tab, 1, tagged, 3000, true)
+	pretend(tab, 2, Spec{Cmd: "x", Keep: true, Args: []string{strings.Repeat("a", 5000)}, Env: map[string]string{"A": strings.Repeat("a", 5000)}}, 3000, true)
+	pretend(tab, 3, Spec{Cmd: "x"}, 3000, false)
+	const n = 3 * keepEnded
+	for pid := 4; pid < n; pid++ {
+		pretend(tab, pid, Spec{Cmd: "x"}, 2000, true)
+	}
+	if l := tab.List(); len(l) < keepEnded || len(l) > keepEnded+sweepEvery {
+		t.Errorf("%d processes are known", len(l))
+	}
+	for _, pid := range []int{1, 2, 3, n - 1} {
+		p, err := tab.Find(noPid+pid, "")
+		if err != nil {
+			t.Fatal(err)
 		}
+		if e, ok := p.Exit(); !ok || e.Code != pid%100 {
+			t.Errorf("%d: %+v", pid, e)
+		}
+		if out, _ := output(t, p); pid != n-1 && len(out) != 3000 {
+			t.Errorf("%d bytes of the output of %d are kept", len(out), pid)
+		}
+	}
+	if p, _ := tab.Find(noPid+2, ""); len(p.Spec.Args) != 1 || len(p.Spec.Args[0]) > briefSpec || p.Spec.Env != nil {
+		t.Error("a long command line is kept whole")
+	}
+	old, err := tab.Find(noPid+n-keepEnded*3/4, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := old.Log.Read(From{})
+	defer r.Close()
+	if piece, err := r.Next(t.Context()); err != nil || piece.Gap != 2000 {
+		t.Errorf("%d..%d %v, want a gap of what is no longer kept", piece.Off, piece.Gap, err)
+	}
+	if _, err := tab.Find(noPid+5, ""); !errors.Is(err, errs.ProcessNotFound) || !strings.Contains(err.Error(), "no longer kept") {
+		t.Error(err)
+	}
+	if m := memory(tab); m > keepOutput+DefaultLimit {
+		t.Errorf("%d bytes of output are kept", m)
+	}
+}
+
+func memory(tab *Table) (n int) {
+	for _, p := range tab.List() {
+		n += p.Log.Memory()
+	}
+	return n
+}
+
+// A process that prints much does not take the output of many that printed little, nor a
+// foreground command that of a detached one.
+func TestLargeOutputIsGivenUpFirst(t *testing.T) {
+	t.Parallel()
+	tab := newTable(t)
+	for pid := 1; pid <= 60; pid++ {
+		pretend(tab, pid, Spec{Cmd: "small"}, 3000, true)
+	}
+	pretend(tab, 100, Spec{Cmd: "large", Keep: true}, 900<<10, true)
+	for pid := 101; pid <= 120; pid++ {
+		pretend(tab, pid, Spec{Cmd: "large"}, 900<<10, true)
+	}
+	kept := func(pid int) bool {
+		p, err := tab.Find(noPid+pid, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		from, _ := p.Log.Kept()
+		return from == 0
+	}
+	for pid := 1; pid <= 60; pid++ {
+		if !kept(pid) {
+			t.Errorf("the small output of %d is gone", pid)
+		}
+	}
+	if !kept(100) || kept(101) || kept(110) || !kept(120) {
+		t.Error(kept(100), kept(101), kept(110), kept(120))
+	}
+	if m := memory(tab); m > keepOutput {
+		t.Errorf("%d bytes of output are kept", m)
 	}
 }
 

@@ -66,6 +66,7 @@ func (p *Process) finish(ws syscall.WaitStatus, ru syscall.Rusage) {
 	case killIdle:
 		e.IdleTimeout = true
 	}
+	e.OOM = p.table.cfg.Memory.Since(p.oom, e.Code, p.killed.Load() != 0)
 	e.StdoutBytes, e.StderrBytes = p.Log.Sizes()
 	p.mu.Lock()
 	p.exit, p.over = e, true
@@ -116,23 +117,79 @@ func (p *Process) arm() {
 }
 
 // Signal sends sig to the process's group, or to the process alone. SIGKILL to the group
-// takes the whole session. Errors: errs.ProcessExited, errs.BadRequest.
+// takes the whole session. Of a process that has ended it reaches what is left of its
+// session. Errors: errs.ProcessExited, errs.BadRequest.
 func (p *Process) Signal(sig syscall.Signal, onlyLeader bool) error {
 	if sig < 0 || sig > 64 {
 		return errs.New(errs.BadRequest, "guest.signal", "signal "+strconv.Itoa(int(sig))+" does not exist")
 	}
-	if sig == syscall.SIGKILL && !onlyLeader {
-		return p.KillAll()
+	if sig == syscall.SIGKILL {
+		p.killed.CompareAndSwap(0, killAsked)
+		if !onlyLeader && p.KillAll() == nil {
+			return nil
+		}
 	}
 	err := p.table.reaper.Signal(p.Pid, sig, !onlyLeader)
-	if err == syscall.ESRCH {
+	switch {
+	case err == syscall.ESRCH && !onlyLeader && p.signalLeft(sig):
+		return nil
+	case err == syscall.ESRCH:
 		return p.gone("guest.signal")
 	}
 	return errs.Wrap(errs.InternalError, "guest.signal", "signal process "+strconv.Itoa(p.Pid), err)
 }
 
+// killRounds bounds how often the processes of a session are looked up to be killed: they
+// may fork meanwhile.
+const killRounds = 16
+
+// signalLeft sends sig to what the process, which has been reaped, left of its session. It
+// needs no new process, so it works at the sandbox's limit too. As long as a member lives
+// the kernel gives the session's number to no other process.
+func (p *Process) signalLeft(sig syscall.Signal) (any bool) {
+	for range killRounds {
+		sent := false
+		if _, reused := stat(p.Pid); reused || p.Pid == 0 {
+			break
+		}
+		for _, m := range sessionMembers(p.Pid) {
+			if !m.zombie && sessionOf(m.pid) == p.Pid && syscall.Kill(m.pid, sig) == nil {
+				sent, any = true, true
+			}
+		}
+		if !sent || sig != syscall.SIGKILL {
+			break
+		}
+	}
+	return any
+}
+
+// SignalAll sends sig to every process of the sandbox but this program, which must be its
+// PID 1. None being there is no error. It needs no new process, and no fork escapes a
+// SIGKILL. Errors: errs.BadRequest, errs.NotSupported.
+func (t *Table) SignalAll(sig syscall.Signal) error {
+	const phase = "guest.signal"
+	if sig < 1 || sig > 64 {
+		return errs.New(errs.BadRequest, phase, "signal "+strconv.Itoa(int(sig))+" does not exist")
+	}
+	if os.Getpid() != 1 { // then "all" would be those of the machine
+		return errs.New(errs.NotSupported, phase, "the guest is not PID 1")
+	}
+	if sig == syscall.SIGKILL {
+		t.mu.Lock()
+		for _, p := range t.live {
+			p.killed.CompareAndSwap(0, killAsked)
+		}
+		t.mu.Unlock()
+	}
+	if err := syscall.Kill(-1, sig); err != nil && err != syscall.ESRCH {
+		return errs.Wrap(errs.InternalError, phase, "signal all processes", err)
+	}
+	return nil
+}
+
 func (p *Process) gone(phase string) error {
-	return errs.New(errs.ProcessExited, phase, "process "+strconv.Itoa(p.Pid)+" has ended")
+	return errs.New(errs.ProcessExited, phase, "process "+strconv.Itoa(p.Pid)+" has ended, and nothing is left of its session")
 }
 
 // KillAll kills the process, its group and what else is left of its session.

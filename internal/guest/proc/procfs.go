@@ -12,6 +12,7 @@ import (
 type member struct {
 	pid, ppid, session int
 	start              uint64 // clock ticks since boot
+	zombie             bool
 }
 
 // sessionMembers lists the processes of a session. Without /proc it is empty.
@@ -75,6 +76,7 @@ func stat(pid int) (member, bool) {
 		return member{}, false
 	}
 	m := member{pid: pid}
+	m.zombie = f[0] == "Z"
 	m.ppid, _ = strconv.Atoi(f[1])
 	m.session, _ = strconv.Atoi(f[3])
 	m.start, _ = strconv.ParseUint(f[19], 10, 64)

@@ -29,6 +29,7 @@ type Spec struct {
 	User        string // empty: the table's
 	PTY         *Size
 	Tag         string
+	Keep        bool // what ended is given up after that of others
 	Stdin       bool // false: /dev/null
 	Timeout     time.Duration
 	IdleTimeout time.Duration
@@ -53,6 +54,7 @@ type Exit struct {
 	Duration    time.Duration
 	CPU         time.Duration
 	MaxRSS      int64 // bytes
+	OOM         OOM
 }
 
 // Process is one started process. Pid is 0 when its command could not be started: then
@@ -65,6 +67,10 @@ type Process struct {
 	Log     *Log
 
 	table   *Table
+	order   uint64 // of the starts, from 1
+	left    bool   // it ended while nobody followed it
+	oom     int64  // the memory limit's kills before it started
+	given   bool   // its output was given up
 	sources []*source
 	done    chan struct{}
 
@@ -81,6 +87,7 @@ type Process struct {
 const (
 	killTimeout = 1
 	killIdle    = 2
+	killAsked   = 3 // by a client
 )
 
 // Start starts a process. A command that does not exist or cannot be executed is not an
@@ -239,6 +246,7 @@ func (p *Process) spawn(path, cwd string, env []string) (missing *errs.Error, er
 	if p.Spec.PTY != nil {
 		attr.Sys.Setctty = true // Ctty 0: the child's stdin
 	}
+	p.oom = p.table.cfg.Memory.Kills()
 	fork := func() (int, error) {
 		// A thread that the runtime's monitor started has its slack, which a child would inherit.
 		_ = OwnTimerSlack()

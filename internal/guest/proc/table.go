@@ -1,6 +1,8 @@
 package proc
 
 import (
+	"cmp"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -10,18 +12,13 @@ import (
 	"dsec/internal/guest/user"
 )
 
-// Bounds of what is kept of ended processes.
-const (
-	keepEnded      = 64
-	keepEndedBytes = 2 << 20
-)
-
 // Config is what every process of a sandbox has in common.
 type Config struct {
 	User     string            // the sandbox's user; empty: root
 	Cwd      string            // the sandbox's working directory; empty: the user's home
 	Env      map[string]string // for every process
 	Users    *user.Database
+	Memory   Memory
 	SpillDir string        // for output beyond the cap; empty: /tmp
 	Stall    time.Duration // a reader that does not move for so long is absent; 0: 30 s
 	Now      func() time.Time
@@ -36,7 +33,12 @@ type Table struct {
 	mu   sync.Mutex
 	live map[int]*Process
 	tags map[string]*Process // of live processes
-	past []*Process          // oldest first
+	past []*Process          // ended, oldest first
+	kept int                 // about what the output of past takes
+	runs uint64              // processes started so far
+	lost int                 // ended processes of which nothing is known any more
+
+	unswept int // processes that ended since kept was counted
 }
 
 // NewTable returns a table whose children r waits for.
@@ -89,10 +91,12 @@ func (t *Table) add(p *Process, pid int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p.Pid = pid
+	t.runs++
+	p.order = t.runs
 	t.live[pid] = p
 }
 
-// ended moves p to the ended ones and forgets the oldest of those beyond the bounds.
+// ended moves p to the ended ones, and gives up what is beyond their bounds.
 func (t *Table) ended(p *Process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,22 +106,7 @@ func (t *Table) ended(p *Process) {
 	if t.tags[p.Spec.Tag] == p {
 		delete(t.tags, p.Spec.Tag)
 	}
-	t.past = append(t.past, p)
-	bytes := 0
-	keep := len(t.past)
-	for keep > 0 && len(t.past)-keep < keepEnded {
-		bytes += t.past[keep-1].Log.Memory()
-		if bytes > keepEndedBytes && keep < len(t.past) {
-			break
-		}
-		keep--
-	}
-	for _, old := range t.past[:keep] {
-		old.Log.Discard()
-	}
-	n := copy(t.past, t.past[keep:])
-	clear(t.past[n:])
-	t.past = t.past[:n]
+	t.remember(p)
 }
 
 // Find returns the process with this pid or tag; a live one before an ended one, the
@@ -144,23 +133,23 @@ func (t *Table) Find(pid int, tag string) (*Process, error) {
 	if pid != 0 {
 		what = "pid " + strconv.Itoa(pid)
 	}
-	return nil, errs.New(errs.ProcessNotFound, "guest.process", "no process with "+what)
+	why := "no process with " + what
+	if t.lost > 0 {
+		why += " is known; of those that have ended " + strconv.Itoa(t.lost) + " are no longer kept"
+	}
+	return nil, errs.New(errs.ProcessNotFound, "guest.process", why)
 }
 
-// List returns the ended processes that are still kept, then the live ones by pid.
+// List returns the processes that run and the ended ones that are still known, in the
+// order of their starts.
 func (t *Table) List() []*Process {
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	out := append([]*Process(nil), t.past...)
-	n := len(out)
 	for _, p := range t.live {
-		i := len(out)
 		out = append(out, p)
-		for ; i > n && out[i-1].Pid > p.Pid; i-- {
-			out[i] = out[i-1]
-		}
-		out[i] = p
 	}
+	t.mu.Unlock()
+	slices.SortFunc(out, func(a, b *Process) int { return cmp.Compare(a.order, b.order) })
 	return out
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"dsec/aether/msg"
+	"dsec/api/v1/errs"
 )
 
 // startPID1 runs a guest as PID 1 of a namespace. It needs root.
@@ -79,4 +80,20 @@ func TestZombies(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	t.Fatalf("left: %s", r.Stdout)
+}
+
+// All means all but the guest itself.
+func TestSignalAll(t *testing.T) {
+	t.Parallel()
+	g := startPID1(t)
+	p := startProcess(t, g.Conn, sh("setsid sleep 1000 & sleep 1000"))
+	call[msg.Empty](t, g.Conn, "process.signal", &msg.SignalRequest{All: true, Signal: 9})
+	if _, _, exit := output(t, p.Stream); exit.Signal != 9 {
+		t.Errorf("%+v", exit)
+	}
+	call[msg.Empty](t, g.Conn, "process.signal", &msg.SignalRequest{All: true, Signal: 9})
+	callErr(t, g.Conn, "process.signal", &msg.SignalRequest{All: true}, errs.BadRequest)
+	callErr(t, g.Conn, "process.signal", &msg.SignalRequest{All: true, Signal: 9, Process: &msg.Selector{Pid: 1}}, errs.BadRequest)
+	// A guest that is not PID 1 must never try.
+	callErr(t, start(t).Conn, "process.signal", &msg.SignalRequest{All: true, Signal: 1}, errs.NotSupported)
 }

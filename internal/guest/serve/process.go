@@ -26,7 +26,7 @@ func spec(r *msg.StartRequest) (proc.Spec, error) {
 	s := proc.Spec{
 		Cmd: r.Cmd, Args: r.Args, Env: r.Envs, Cwd: r.Cwd, User: r.User, Tag: r.Tag, Stdin: r.Stdin,
 		Timeout: millis(r.TimeoutMs), IdleTimeout: millis(r.IdleTimeoutMs),
-		OutputLimit: int64(min(r.OutputLimit, 1<<40)), SpillLimit: int64(min(r.SpillLimit, 1<<40)),
+		OutputLimit: int64(min(r.OutputLimit, 1<<40)), SpillLimit: int64(min(r.SpillLimit, 1<<40)), Keep: r.Keep,
 	}
 	if r.Pty != nil {
 		size, err := ptySize(r.Pty)
@@ -64,6 +64,7 @@ func exitMessage(e proc.Exit) *msg.Exit {
 		ExitCode: int32(e.Code), Exited: e.Exited, Signal: int32(e.Signal), TimedOut: e.TimedOut, IdleTimedOut: e.IdleTimeout,
 		ErrorCode: string(e.ErrorCode), Error: e.Error, StdoutBytes: uint64(e.StdoutBytes), StderrBytes: uint64(e.StderrBytes),
 		DurationUs: uint64(e.Duration.Microseconds()), CpuUs: uint64(e.CPU.Microseconds()), MaxRssBytes: uint64(e.MaxRSS),
+		OomKilled: e.OOM.Killed, OomKills: uint64(e.OOM.Kills), MemoryLimitBytes: uint64(e.OOM.Limit),
 	}
 }
 
@@ -290,29 +291,58 @@ func (g *Guest) find(s *msg.Selector) (*proc.Process, error) {
 	return g.Procs.Find(int(s.Pid), s.Tag)
 }
 
-func (g *Guest) processList(context.Context, *aether.Stream, *msg.Empty) (*msg.ProcessList, error) {
+// Bounds of a page of processes, which a frame must hold. A running process may have
+// arguments and an environment that do not fit.
+const (
+	pageBytes = 256 << 10
+	infoBytes = 64 << 10
+)
+
+func (g *Guest) processList(_ context.Context, _ *aether.Stream, r *msg.ProcessListRequest) (*msg.ProcessList, error) {
 	out := &msg.ProcessList{}
+	size := 0
+	var buf []byte
 	for _, p := range g.Procs.List() {
-		sp := &p.Spec
-		start := &msg.StartRequest{
-			Cmd: sp.Cmd, Args: sp.Args, Envs: sp.Env, Cwd: sp.Cwd, User: sp.User, Tag: sp.Tag, Stdin: sp.Stdin,
-			TimeoutMs: uint64(sp.Timeout.Milliseconds()), IdleTimeoutMs: uint64(sp.IdleTimeout.Milliseconds()),
-			OutputLimit: uint64(sp.OutputLimit), SpillLimit: uint64(sp.SpillLimit),
+		if p.Order() <= r.After {
+			continue
 		}
-		if sp.PTY != nil {
-			start.Pty = &msg.PtySize{Cols: uint32(sp.PTY.Cols), Rows: uint32(sp.PTY.Rows)}
+		info := processInfo(p)
+		buf = info.AppendWire(buf[:0])
+		if size += len(buf); size > pageBytes && len(out.Processes) > 0 {
+			break
 		}
-		n, m := p.Log.Sizes()
-		info := &msg.ProcessInfo{
-			Start: start, Pid: uint32(p.Pid), Tag: sp.Tag, Running: true, StartedUnixMs: uint64(p.Started.UnixMilli()),
-			StdoutBytes: uint64(n), StderrBytes: uint64(m), Session: sp.Session,
-		}
-		if e, ok := p.Exit(); ok {
-			info.Running, info.Exit = false, exitMessage(e)
-		}
-		out.Processes = append(out.Processes, info)
+		out.Processes, out.Next = append(out.Processes, info), p.Order()
+	}
+	if size <= pageBytes {
+		out.Next = 0
 	}
 	return out, nil
+}
+
+func processInfo(p *proc.Process) *msg.ProcessInfo {
+	sp, _ := p.Spec.Brief(infoBytes)
+	if sp.User == "" {
+		sp.User = p.User.Name
+	}
+	start := &msg.StartRequest{
+		Cmd: sp.Cmd, Args: sp.Args, Envs: sp.Env, Cwd: sp.Cwd, User: sp.User, Tag: sp.Tag, Stdin: sp.Stdin,
+		TimeoutMs: uint64(sp.Timeout.Milliseconds()), IdleTimeoutMs: uint64(sp.IdleTimeout.Milliseconds()),
+		OutputLimit: uint64(sp.OutputLimit), SpillLimit: uint64(sp.SpillLimit), Keep: sp.Keep,
+	}
+	if sp.PTY != nil {
+		start.Pty = &msg.PtySize{Cols: uint32(sp.PTY.Cols), Rows: uint32(sp.PTY.Rows)}
+	}
+	n, m := p.Log.Sizes()
+	a, b := p.Log.Kept()
+	info := &msg.ProcessInfo{
+		Start: start, Pid: uint32(p.Pid), Tag: sp.Tag, Running: true, StartedUnixMs: uint64(p.Started.UnixMilli()),
+		StdoutBytes: uint64(n), StderrBytes: uint64(m), StdoutKeptFrom: uint64(a), StderrKeptFrom: uint64(b), Session: sp.Session,
+	}
+	if e, ok := p.Exit(); ok {
+		info.Running, info.Exit = false, exitMessage(e)
+		info.EndedUnixMs = uint64(p.Started.Add(e.Duration).UnixMilli())
+	}
+	return info
 }
 
 func (g *Guest) processInput(ctx context.Context, _ *aether.Stream, r *msg.InputRequest) (*msg.Empty, error) {
@@ -338,6 +368,12 @@ func (g *Guest) processCloseStdin(_ context.Context, _ *aether.Stream, r *msg.Se
 }
 
 func (g *Guest) processSignal(_ context.Context, _ *aether.Stream, r *msg.SignalRequest) (*msg.Empty, error) {
+	if r.All {
+		if r.Process != nil {
+			return nil, errs.New(errs.BadRequest, "guest.signal", "all and a process are named")
+		}
+		return &msg.Empty{}, g.Procs.SignalAll(syscall.Signal(r.Signal))
+	}
 	p, err := g.find(r.Process)
 	if err != nil {
 		return nil, err

@@ -29,6 +29,7 @@ func sessionInfo(s *session.Session) *msg.SessionInfo {
 func sessionResult(r session.Result) *msg.SessionResult {
 	return &msg.SessionResult{
 		ExitCode: int32(r.Code), TimedOut: r.TimedOut, Ended: r.Ended, DurationUs: uint64(r.Duration.Microseconds()),
+		OomKilled: r.OOM.Killed, OomKills: uint64(r.OOM.Kills), MemoryLimitBytes: uint64(r.OOM.Limit),
 	}
 }
 

@@ -32,6 +32,7 @@ type Session struct {
 	status  *os.File
 	reader  *proc.Reader
 	results chan result
+	memory  proc.Memory
 
 	mu       sync.Mutex
 	busy     bool
@@ -50,11 +51,12 @@ type Result struct {
 	TimedOut bool
 	Ended    bool // the shell is gone
 	Duration time.Duration
+	OOM      proc.OOM
 }
 
 // start makes the shell and waits until it reads its script.
 func start(ctx context.Context, tab *proc.Table, id, shell string, spec proc.Spec, prefix string, null int) (*Session, error) {
-	s := &Session{ID: id, Shell: shell, results: make(chan result, 1), prefix: prefix}
+	s := &Session{ID: id, Shell: shell, results: make(chan result, 1), prefix: prefix, memory: tab.Memory()}
 	name := shell[strings.LastIndexByte(shell, '/')+1:]
 	feed, stdin, wake, err := newFeed(name == "bash")
 	if err != nil {
@@ -156,7 +158,7 @@ func (s *Session) Run(ctx context.Context, text string, timeout time.Duration, e
 	}
 	s.reader.Follow(true)
 	defer s.release()
-	c := command{s: s, nonce: nonce, emit: emit, began: time.Now(), ticks: proc.Ticks()}
+	c := command{s: s, nonce: nonce, emit: emit, began: time.Now(), ticks: proc.Ticks(), oom: s.memory.Kills()}
 	if timeout > 0 {
 		t := time.NewTimer(timeout)
 		defer t.Stop()
@@ -217,6 +219,7 @@ type command struct {
 	emit    func(proc.Piece) error
 	began   time.Time
 	ticks   uint64
+	oom     int64 // the memory limit's kills before
 	timeout <-chan time.Time
 
 	timedOut bool
@@ -296,6 +299,7 @@ func (c *command) finish(r Result) (Result, error) {
 		c.err = err
 	}
 	r.TimedOut = c.timedOut
+	r.OOM = c.s.memory.Since(c.oom, r.Code, c.timedOut || c.err != nil)
 	r.Duration = time.Since(c.began)
 	return r, c.err
 }

@@ -380,6 +380,45 @@ func (h *Hierarchy) PIDs(name string) ([]int, error) {
 	return pids, nil
 }
 
+// memoryEvents is the file that counts the OOM kills of group name.
+func (h *Hierarchy) memoryEvents(name string) string {
+	file := "memory.oom_control"
+	if h.v2 {
+		file = "memory.events"
+	}
+	return filepath.Join(h.dir("memory"), name, file)
+}
+
+// OpenMemoryEvents opens the file in which a line "oom_kill N" counts the processes of group
+// name that its memory limit killed.
+func (h *Hierarchy) OpenMemoryEvents(name string) (int, error) {
+	fd, err := unix.Open(h.memoryEvents(name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open %s: %w", h.memoryEvents(name), err)
+	}
+	return fd, nil
+}
+
+// OOMKills counts the processes of group name that its memory limit killed. It costs much
+// less than Usage.
+func (h *Hierarchy) OOMKills(name string) (int64, error) {
+	fd, err := h.OpenMemoryEvents(name)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	var buf [512]byte
+	n, err := unix.Read(fd, buf[:])
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", h.memoryEvents(name), err)
+	}
+	kills, err := strconv.ParseInt(field(string(buf[:n]), "oom_kill"), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s has no count: %w", h.memoryEvents(name), err)
+	}
+	return kills, nil
+}
+
 // Usage reads the counters of group name.
 func (h *Hierarchy) Usage(name string) (Usage, error) {
 	var u Usage

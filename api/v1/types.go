@@ -177,7 +177,7 @@ func ProblemOf(err error) *Problem {
 	}
 	row := errs.Lookup(e.Code)
 	p := &Problem{
-		Status: row.HTTP, Code: string(e.Code), Class: string(row.Class), Phase: e.Phase, Message: e.Message, Hint: row.Hint,
+		Status: row.HTTP, Code: string(e.Code), Class: string(row.Class), Phase: e.Phase, Message: e.Message, Hint: e.Hint(),
 		Node: e.Node, Sandbox: e.Sandbox, Retryable: e.Retryable, Infra: e.Infra, RetryAfterMS: e.RetryAfter.Milliseconds(), Details: e.Details,
 	}
 	if e.Cause != nil {

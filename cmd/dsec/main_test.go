@@ -449,6 +449,9 @@ func TestUsageErrors(t *testing.T) {
 	for _, listen := range []string{"", "bogus", "127.0.0.1:99999", "unix:"} {
 		c.fails(2, "HOST:PORT or unix:/path", "up", "--listen", listen)
 	}
+	for _, listen := range []string{":7070", "0.0.0.0:7070", "[::]:7070", "192.0.2.1:7070"} {
+		c.fails(2, "--insecure", "up", "--listen", listen)
+	}
 	c.fails(2, "auto, dir, tar", "image", "import", "--format", "zip", "x", "y")
 	c.fails(2, `"99999999999999999999" for "--from" flag: value out of range`, "events", "--from", "99999999999999999999")
 }

@@ -48,6 +48,16 @@ func platform(err error) error {
 	return &codeError{exitPlatform, err}
 }
 
+// nextError says what to do about a failure that is in no table.
+type nextError struct {
+	err  error
+	next string
+}
+
+func (e *nextError) Error() string { return e.err.Error() }
+
+func (e *nextError) Unwrap() error { return e.err }
+
 // usageError is a mistake in the command line.
 type usageError struct {
 	msg, suggestion string
@@ -127,6 +137,10 @@ func (a *app) reportError(err error) {
 		var xe *exec.Error
 		if errors.As(err, &xe) {
 			fmt.Fprintf(a.stderr, "  next: install %s\n", xe.Name)
+		}
+		var ne *nextError
+		if errors.As(err, &ne) {
+			fmt.Fprintf(a.stderr, "  next:  %s\n", ne.next)
 		}
 		return
 	}

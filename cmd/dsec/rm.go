@@ -130,5 +130,5 @@ func (a *app) remove(cmd *cobra.Command, c *client.Client, req v1.DeleteRequest,
 	case 1:
 		return errAll[0]
 	}
-	return fmt.Errorf("%d sandboxes were not removed; the first: %w", len(errAll), errAll[0])
+	return fmt.Errorf("%s were not removed; the first: %w", count(len(errAll), "sandbox"), errAll[0])
 }

@@ -271,8 +271,19 @@ func (e *Error) Because(err error) *Error { e.Cause = err; return e }
 // Class returns the class of e's code.
 func (e *Error) Class() Class { return Lookup(e.Code).Class }
 
+// Advise sets a hint that fits better than the one of e's code, and returns e.
+func (e *Error) Advise(hint string) *Error { return e.With(hintKey, hint) }
+
+// hintKey is the detail that holds a hint of its own, so that it travels.
+const hintKey = "hint"
+
 // Hint returns what the user can do.
-func (e *Error) Hint() string { return Lookup(e.Code).Hint }
+func (e *Error) Hint() string {
+	if h := e.Details[hintKey]; h != "" {
+		return h
+	}
+	return Lookup(e.Code).Hint
+}
 
 // Error renders "phase: message: cause (code)".
 func (e *Error) Error() string {

@@ -17,6 +17,28 @@ import (
 	"dsec/test/bed"
 )
 
+// The example of a recipe with steps does what it says.
+func TestRecipeWithSteps(t *testing.T) {
+	t.Parallel()
+	shared.Must(t, "image", "build", "with-steps", "-f", "../../images/with-steps/recipe.yaml")
+	defer shared.Must(t, "image", "rm", "with-steps")
+	if out := shared.Must(t, "run", "with-steps", "--", "greet"); out != "hello from the recipe" {
+		t.Errorf("%q", out)
+	}
+	if out := shared.Must(t, "run", "with-steps", "--", "sh", "-c", "id -un; pwd; ls -ln greeting"); !strings.HasPrefix(out, "agent\n/srv/data\n-rw-r--r--    1 1000     1000 ") {
+		t.Errorf("%q", out)
+	}
+	bad := filepath.Join(t.TempDir(), "recipe.yaml")
+	for text, code := range map[string]string{
+		"from: scratch\nfrum: x\n": "bad_request", "from: busybox\nsteps: [{run: ls /none}]\n": "build_failed", "from: with-steps\n": "bad_request",
+	} {
+		if err := os.WriteFile(bad, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		shared.Fails(t, 1, code, "image", "build", "bad", "-f", bad)
+	}
+}
+
 // Images cannot be mounted from tmpfs, which must be said before anything is created.
 func TestDataDirectoryOnTmpfsIsRefused(t *testing.T) {
 	t.Parallel()

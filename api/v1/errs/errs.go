@@ -71,6 +71,7 @@ const (
 	ImageInUse        Code = "image_in_use"
 	ImageCorrupt      Code = "image_corrupt"
 	ImageUnsupported  Code = "image_unsupported"
+	BuildFailed       Code = "build_failed"
 	NodeNotFound      Code = "node_not_found"
 	TokenNotFound     Code = "token_not_found"
 	ProcessNotFound   Code = "process_not_found"
@@ -139,10 +140,11 @@ var Table = []Row{
 	{SandboxGone, Gone, 410, false, false, "the sandbox was removed; create a new one"},
 	{SandboxLost, Lost, 410, true, true, "the node restarted and its sandboxes are lost; create a new one"},
 	{SandboxNotRunning, Conflict, 409, false, false, "look at its state with 'dsec inspect'"},
-	{ImageNotFound, NotFound, 404, false, false, "list images with 'dsec image ls', or import one"},
+	{ImageNotFound, NotFound, 404, false, false, "list images with 'dsec image ls'; 'dsec image import' or 'dsec image build' makes one"},
 	{ImageInUse, Conflict, 409, false, false, "remove the sandboxes that use it first"},
 	{ImageCorrupt, Corrupt, 422, false, false, "the source is damaged; make or fetch it again"},
 	{ImageUnsupported, Unsupported, 422, false, false, "import a directory, tar, docker-archive or OCI layout"},
+	{BuildFailed, Invalid, 422, false, false, "its output says why; correct the recipe or what it needs"},
 	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec node ls'; 'dsec up' starts one"},
 	{TokenNotFound, NotFound, 404, false, false, "list tokens with 'dsec token ls'"},
 	{ProcessNotFound, NotFound, 404, false, false, "list processes with 'dsec ps ID'"},

@@ -62,7 +62,8 @@ type Node struct {
 	Backends    []Backend         `json:"backends"`
 	StartedAt   time.Time         `json:"started_at"`
 	Ready       bool              `json:"ready"`
-	Capacity    Resources         `json:"capacity" doc:"After overcommit."`
+	Capacity    Resources         `json:"capacity" doc:"Of all its sandboxes together, after overcommit."`
+	Largest     Resources         `json:"largest" doc:"What one sandbox may have: what the machine has. 0: as much as capacity."`
 	Allocated   Resources         `json:"allocated"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	FreeDisk    int64             `json:"free_disk_bytes"`

@@ -40,15 +40,23 @@ func (a *app) nodeCmd() *cobra.Command {
 				rows[i] = []string{
 					n.ID, n.Hostname, fmt.Sprint(n.Ready), strings.Join(backends, ","), fmt.Sprintf("%d/%d", n.Sandboxes, n.Capacity.Slots),
 					fmt.Sprintf("%g/%g", float64(n.Allocated.CPUMillis)/1000, float64(n.Capacity.CPUMillis)/1000),
-					size(n.Allocated.MemoryBytes) + "/" + size(n.Capacity.MemoryBytes), size(n.FreeMemory), size(n.FreeDisk), n.Version, age(n.StartedAt, time.Now()),
+					size(n.Allocated.MemoryBytes) + "/" + size(n.Capacity.MemoryBytes), largest(n.Largest), size(n.FreeMemory), size(n.FreeDisk), n.Version, age(n.StartedAt, time.Now()),
 				}
 			}
-			return table(a.stdout, []string{"ID", "HOST", "READY", "BACKENDS", "SANDBOXES", "CPU", "MEMORY", "FREE MEM", "FREE DISK", "VERSION", "UP"}, rows)
+			return table(a.stdout, []string{"ID", "HOST", "READY", "BACKENDS", "SANDBOXES", "CPU", "MEMORY", "LARGEST", "FREE MEM", "FREE DISK", "VERSION", "UP"}, rows)
 		},
 	}
 	ls.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.AddCommand(ls)
 	return cmd
+}
+
+// largest is what one sandbox may have.
+func largest(r v1.Resources) string {
+	if r.CPUMillis == 0 || r.MemoryBytes == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%g, %s", float64(r.CPUMillis)/1000, size(r.MemoryBytes))
 }
 
 func (a *app) tokenCmd() *cobra.Command {

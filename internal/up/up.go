@@ -283,6 +283,7 @@ func (n *node) edgeConfig(backends []backend.Backend) edge.Config {
 			Slots: n.opts.Slots, CPUMillis: int64(float64(runtime.NumCPU()) * 1000 * n.opts.CPUOvercommit),
 			MemoryBytes: int64(float64(memory) * n.opts.MemoryOvercommit),
 		},
+		Largest: v1.Resources{CPUMillis: int64(runtime.NumCPU()) * 1000, MemoryBytes: memory}, // more would never be there
 		Reserve: edge.Reserve{MemoryBytes: n.opts.ReserveMemory, DiskBytes: n.opts.ReserveDisk},
 		Log:     n.opts.Log, Now: time.Now, Random: random,
 		FreeSpace: func() (disk, memory int64) {

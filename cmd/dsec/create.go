@@ -61,6 +61,7 @@ answers. With --json each sandbox is one line; one that could not be made is a l
 		},
 	}
 	sf.add(cmd)
+	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	cmd.Flags().IntVar(&count, "count", 1, "how many to create")
 	cmd.Flags().StringVar(&key, "idempotency-key", "", "same key within five minutes: same sandbox")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print each sandbox as a line of JSON")

@@ -18,7 +18,8 @@ func (a *app) execCmd() *cobra.Command {
 		Short: "Run a command in a sandbox",
 		Long: `Exec runs a command and returns its exit code. Signals such as Ctrl-C go to the
 command; a second one gives it up and kills it. With --detach it prints the pid and
-leaves the command running; 'dsec attach' reaches it.
+leaves the command running; 'dsec attach' reaches it, and writes to its stdin if it has
+one (-i; else it reads from /dev/null).
 
 With --json the output is not passed on but part of one object that is printed at the
 end: exit_code (also ours), signal, timed_out, idle_timed_out, stdout and stderr (or
@@ -40,8 +41,8 @@ duration_ms, and error if the platform failed or there is no such command.`,
 			switch {
 			case c.Timeout < 0 || c.IdleTimeout < 0:
 				return usagef("a timeout must not be negative")
-			case detach && (interactive || tty):
-				return usagef("--detach cannot be used with -i or -t")
+			case detach && tty:
+				return usagef("--detach cannot be used with -t; with -i, 'dsec attach' writes to the command")
 			case asJSON && tty:
 				return usagef("--json cannot be used with -t")
 			case cmd.Flags().Changed("max-output") && (!asJSON || detach):
@@ -58,7 +59,7 @@ duration_ms, and error if the platform failed or there is no such command.`,
 			}
 			sb := cl.Sandbox(args[0])
 			if detach {
-				return platform(a.execDetached(cmd, sb, c, asJSON))
+				return platform(a.execDetached(cmd, sb, c, interactive, asJSON))
 			}
 			w := wiring{tty: tty, stdin: interactive || tty, forward: true}
 			if asJSON {
@@ -76,15 +77,33 @@ duration_ms, and error if the platform failed or there is no such command.`,
 	f.StringArrayVarP(&env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
 	f.DurationVar(&c.Timeout, "timeout", 0, "kill the command after this time, such as 90s")
 	f.DurationVar(&c.IdleTimeout, "idle-timeout", 0, "kill the command after this time without output")
-	f.BoolVarP(&detach, "detach", "d", false, "print the pid and leave the command running")
+	f.BoolVarP(&detach, "detach", "d", false, "print the pid and leave the command running; with -i its stdin stays open")
 	f.StringVar(&c.Tag, "tag", "", "name to find the process by")
 	f.BoolVar(&asJSON, "json", false, "print the outcome as an object: exit_code, stdout, stderr, …; with --detach the pid")
 	f.Var(&maxOutput, "max-output", "with --json: keep this much of each of stdout and stderr")
 	return cmd
 }
 
-func (a *app) execDetached(cmd *cobra.Command, sb *client.Sandbox, c client.Cmd, asJSON bool) error {
-	pid, err := sb.StartDetached(cmd.Context(), c)
+func (a *app) execDetached(cmd *cobra.Command, sb *client.Sandbox, c client.Cmd, stdin, asJSON bool) error {
+	var pid uint32
+	var err error
+	if stdin { // open, for those who attach
+		var p *client.Process
+		p, err = sb.Start(cmd.Context(), c, client.IO{OpenStdin: true, KeepStdin: true})
+		switch {
+		case err != nil:
+		case p.PID() == 0: // it could not be run, and has ended with the reason
+			var x client.Exit
+			if x, err = p.Wait(); err == nil {
+				err = x.Err
+			}
+		default:
+			pid = p.PID()
+			p.Detach()
+		}
+	} else {
+		pid, err = sb.StartDetached(cmd.Context(), c)
+	}
 	if err != nil {
 		return commandError(err)
 	}

@@ -129,6 +129,7 @@ func (a *app) killCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&sig, "signal", "s", sig, "signal, by name or number")
+	cmd.RegisterFlagCompletionFunc("signal", cobra.FixedCompletions(signalNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -150,8 +151,9 @@ func (a *app) attachCmd() *cobra.Command {
 		Short: "Connect to a process that was started before",
 		Long: `Attach prints a process's output from an offset on (by default all that is kept) and
 follows it; its exit code becomes ours. Stdin goes to the process if it was started
-with one. Ctrl-C leaves the process running; on a terminal it goes to the process, and
-Ctrl-P Ctrl-Q leaves.`,
+with one (exec -i, also with --detach, or -t), and its end ends the process's: --no-stdin
+keeps it open. Ctrl-C leaves the process running; on a terminal it goes to the process,
+and Ctrl-P Ctrl-Q leaves (only attach has that; exec and shell pass both keys on).`,
 		Example: `  dsec attach $id server
   dsec attach --from 1048576 --no-stdin $id 42 > rest.log`,
 		Args:              cobra.ExactArgs(2),

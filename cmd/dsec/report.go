@@ -177,6 +177,11 @@ var parsing = regexp.MustCompile(`strconv\.\w+: parsing "[^"]*": `)
 // flagError adds the flag that was probably meant.
 func flagError(cmd *cobra.Command, err error) error {
 	ue := &usageError{msg: parsing.ReplaceAllString(err.Error(), "")}
+	// A sandbox or image and a command came before it: it was meant for the command.
+	if args := cmd.Flags().Args(); len(args) > 1 && (cmd.Name() == "exec" || cmd.Name() == "run") {
+		ue.msg = fmt.Sprintf("write -- before the command, so that its flags are its own: %s -- %s …", args[0], strings.Join(args[1:], " "))
+		return ue
+	}
 	if _, name, ok := strings.Cut(err.Error(), "unknown flag: --"); ok {
 		best := 3
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {

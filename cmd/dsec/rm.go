@@ -18,7 +18,8 @@ func (a *app) rmCmd() *cobra.Command {
 		Aliases: []string{"delete"},
 		Short:   "Remove sandboxes",
 		Long: `Rm removes the named sandboxes, those with all given labels, or (--all --yes) every
-one, in whatever state, and prints each id once nothing of it is left.`,
+one, in whatever state, and prints each id once nothing of it is left. That no sandbox
+has the labels is no failure, but said on stderr.`,
 		Example: `  dsec rm saaaaaabbbbbccccccccccd
   dsec rm --label job=eval7
   dsec rm --all --yes`,
@@ -55,6 +56,7 @@ one, in whatever state, and prints each id once nothing of it is left.`,
 					req.IDs = append(req.IDs, sb.ID)
 				}
 				if len(req.IDs) == 0 {
+					fmt.Fprintln(a.stderr, "dsec: there are no sandboxes")
 					return nil
 				}
 			}
@@ -66,6 +68,7 @@ one, in whatever state, and prints each id once nothing of it is left.`,
 	f.BoolVar(&all, "all", false, "remove every sandbox; needs --yes")
 	f.BoolVar(&yes, "yes", false, "confirm --all")
 	f.BoolVar(&asJSON, "json", false, "print each outcome as a line of JSON")
+	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	return cmd
 }
 
@@ -124,6 +127,9 @@ func (a *app) remove(cmd *cobra.Command, c *client.Client, req v1.DeleteRequest,
 		}
 	}
 	bar.end()
+	if n == 0 {
+		fmt.Fprintln(a.stderr, "dsec: no sandbox has these labels")
+	}
 	switch len(errAll) {
 	case 0:
 		return nil

@@ -329,6 +329,9 @@ identity stay. With --keep, sandboxes go on running for the next 'dsec up' to ta
 }
 
 func (a *app) down(ctx context.Context, data string, keep, asJSON bool) error {
+	if err := up.NeedRoot(); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // thousands of sandboxes may have to end
 	defer cancel()
 	info, err := up.Find(data)

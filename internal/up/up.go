@@ -167,7 +167,7 @@ func NeedRoot() error {
 		return nil
 	}
 	return errs.New(errs.PermissionDenied, "up", "a node needs root: it makes namespaces, mounts and control groups").
-		Advise("run it as root, as with 'sudo dsec up'")
+		Advise("run this as root, with sudo say; the other verbs need only a token")
 }
 
 func (n *node) path(name string) string { return filepath.Join(n.opts.Data, name) }

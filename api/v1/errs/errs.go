@@ -14,6 +14,7 @@ package errs
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"time"
 )
@@ -278,6 +279,18 @@ func (e *Error) Advise(hint string) *Error { return e.With(hintKey, hint) }
 
 // hintKey is the detail that holds a hint of its own, so that it travels.
 const hintKey = "hint"
+
+// Facts are the details without the hint.
+func (e *Error) Facts() map[string]string {
+	if e.Details[hintKey] == "" {
+		return e.Details
+	}
+	facts := maps.Clone(e.Details)
+	if delete(facts, hintKey); len(facts) == 0 {
+		return nil
+	}
+	return facts
+}
 
 // Hint returns what the user can do.
 func (e *Error) Hint() string {

@@ -36,7 +36,7 @@ func Build(ctx context.Context, r *Recipe, out io.Writer, opts Options) error {
 		opts.Progress = func(string) {}
 	}
 	if os.Geteuid() != 0 {
-		return errs.New(errs.PermissionDenied, phase, "building an image needs root: owners and devices must be real")
+		return errs.New(errs.PermissionDenied, phase, "building an image needs root: owners and devices must be real").Advise("run it as root")
 	}
 	tmp, err := os.MkdirTemp(opts.TempDir, "dsec-build-")
 	if err != nil {

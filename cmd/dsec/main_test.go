@@ -637,6 +637,9 @@ func TestBench(t *testing.T) {
 			t.Errorf("%v: %s", args, out)
 		}
 	}
+	if out := c.ok("bench", "memory", "--image", "busybox", "--count", "1", "--settle", "1ms"); !strings.Contains(out, "1 sandboxes are few") {
+		t.Errorf("the memory of one sandbox is not said to be overstated: %s", out)
+	}
 	r := c.run("bench", "exec", "--image", "busybox", "--count", "2", "--peer", "docker", "--peer-socket", filepath.Join(t.TempDir(), "none"))
 	if r.code != 1 || !strings.Contains(r.err, "no Docker engine here") || !strings.Contains(r.out, "exec") {
 		t.Errorf("%+v", r)

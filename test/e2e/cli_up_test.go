@@ -2,12 +2,15 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -153,6 +156,31 @@ func TestDownAndDoctorFollowTheContext(t *testing.T) {
 	b.Must(t, "down", "--context", other, "--data", b.Data)
 	if _, err := os.Stat(other); err != nil {
 		t.Error(err)
+	}
+}
+
+// Whoever is not root is told so, by every way to run a node.
+func TestNodeNeedsRoot(t *testing.T) {
+	t.Parallel()
+	program, err := os.ReadFile(shared.Bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(dir, "dsec")
+	if err := os.WriteFile(bin, program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"up"}, {"up", "--detach"}, {"down"}} {
+		cmd := exec.CommandContext(t.Context(), bin, append(args, "--data", dir+"/data")...)
+		cmd.Env, cmd.Dir = []string{"HOME=/nonexistent"}, "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "next:  run this as root") {
+			t.Errorf("%v: %v: %s", args, err, out)
+		}
 	}
 }
 

@@ -26,7 +26,7 @@ func (c *Client) Node(ctx context.Context, id string) (*Node, error) {
 	}
 	var n Node
 	if err := c.call(ctx, http.MethodGet, "/v1/nodes/"+id, nil, nil, &n); err != nil {
-		return nil, fmt.Errorf("get node %s: %w", id, err)
+		return nil, about("get node", id, err)
 	}
 	return &n, nil
 }
@@ -55,7 +55,7 @@ func (c *Client) DeleteToken(ctx context.Context, id string) error {
 		return err
 	}
 	if err := c.call(ctx, http.MethodDelete, "/v1/tokens/"+id, nil, nil, nil); err != nil {
-		return fmt.Errorf("delete token %s: %w", id, err)
+		return about("delete token", id, err)
 	}
 	return nil
 }

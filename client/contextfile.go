@@ -7,12 +7,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"dsec/api/v1/errs"
 )
 
 // Context is the content of a context file: which server to talk to, as whom.
 type Context struct {
 	URL   string `json:"url"`
 	Token string `json:"token"`
+	// Data is the server's data directory if 'dsec up' wrote the file: that of this machine
+	// which 'dsec down' and 'dsec doctor' look at.
+	Data string `json:"data,omitempty"`
 }
 
 // ContextPath returns where the context file is: $XDG_CONFIG_HOME/dsec/context.json,
@@ -34,15 +39,26 @@ func LoadContext(path string) (Context, error) {
 	var c Context
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return c, fmt.Errorf("read context: %w", err)
+		return c, badContext(path, err)
 	}
 	if err := json.Unmarshal(b, &c); err != nil {
-		return c, fmt.Errorf("read context %s: %w", path, err)
+		return c, badContext(path, err)
 	}
 	if c.URL == "" {
-		return c, fmt.Errorf("read context %s: it has no url", path)
+		return c, badContext(path, errors.New("it has no url"))
 	}
 	return c, nil
+}
+
+func badContext(path string, err error) error {
+	hint := "remove it, and 'dsec up' writes it again; or set DSEC_URL and DSEC_TOKEN"
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		hint = "act as its owner, name another one with --context, or set DSEC_URL and DSEC_TOKEN"
+	case errors.Is(err, fs.ErrNotExist):
+		hint = "'dsec up --context FILE' writes it; or set DSEC_URL and DSEC_TOKEN"
+	}
+	return errs.New(errs.LocalFile, "context", "read the context file "+path).Because(err).Advise(hint)
 }
 
 // SaveContext replaces a context file; only its owner can read it, since it holds a token.
@@ -66,6 +82,21 @@ func SaveContext(path string, c Context) error {
 	if err := os.Rename(f.Name(), path); err != nil {
 		os.Remove(f.Name())
 		return fmt.Errorf("write context: %w", err)
+	}
+	return nil
+}
+
+// RemoveContext removes a context file if it still is c: another server's is left alone.
+func RemoveContext(path string, c Context) error {
+	now, err := LoadContext(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && now != c {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove context: %w", err)
 	}
 	return nil
 }

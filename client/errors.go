@@ -1,6 +1,11 @@
 package client
 
 import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 )
@@ -33,3 +38,12 @@ const (
 // ErrorOf returns what the platform said about err; an error that is not the
 // platform's reads as internal_error. ErrorOf(nil) is nil.
 func ErrorOf(err error) *Error { return errs.Of(err) }
+
+// about says what was tried on what, unless err does so itself.
+func about(action, what string, err error) error {
+	var e *errs.Error
+	if errors.As(err, &e) && (strings.Contains(e.Message, strconv.Quote(what)) || strings.HasSuffix(e.Message, " "+what)) {
+		return err
+	}
+	return fmt.Errorf("%s %s: %w", action, what, err)
+}

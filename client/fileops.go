@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
 	"time"
 
@@ -22,7 +21,7 @@ func (f Files) Lstat(ctx context.Context, path string) (*Entry, error) {
 func (f Files) stat(ctx context.Context, path string, noFollow bool) (*Entry, error) {
 	e := new(Entry)
 	if err := f.sb.read(ctx, "file.stat", &msg.PathRequest{Path: path, User: f.user, NoFollow: noFollow}, e); err != nil {
-		return nil, fmt.Errorf("stat %s: %w", path, err)
+		return nil, about("stat", path, err)
 	}
 	return e, nil
 }
@@ -32,7 +31,7 @@ func (f Files) stat(ctx context.Context, path string, noFollow bool) (*Entry, er
 func (f Files) List(ctx context.Context, path string, depth int, limit int) (entries []*Entry, more bool, err error) {
 	var l msg.EntryList
 	if err := f.sb.read(ctx, "file.list", &msg.ListRequest{Path: path, User: f.user, Depth: uint32(max(depth, 1)), Limit: uint64(max(limit, 0))}, &l); err != nil {
-		return nil, false, fmt.Errorf("list %s: %w", path, err)
+		return nil, false, about("list", path, err)
 	}
 	return l.Entries, l.Truncated, nil
 }
@@ -49,7 +48,7 @@ func (f Files) MkdirAll(ctx context.Context, path string, mode fs.FileMode) erro
 
 func (f Files) mkdir(ctx context.Context, path string, mode fs.FileMode, parents bool) error {
 	if err := f.sb.call(ctx, "file.mkdir", &msg.MkdirRequest{Path: path, User: f.user, Mode: unixMode(mode), Parents: parents}, &msg.EntryInfo{}); err != nil {
-		return fmt.Errorf("mkdir %s: %w", path, err)
+		return about("mkdir", path, err)
 	}
 	return nil
 }
@@ -57,7 +56,7 @@ func (f Files) mkdir(ctx context.Context, path string, mode fs.FileMode, parents
 // Move renames source, over what is at destination.
 func (f Files) Move(ctx context.Context, source, destination string) error {
 	if err := f.sb.call(ctx, "file.move", &msg.MoveRequest{Source: source, Destination: destination, User: f.user}, &msg.EntryInfo{}); err != nil {
-		return fmt.Errorf("move %s: %w", source, err)
+		return about("move", source, err)
 	}
 	return nil
 }
@@ -65,7 +64,7 @@ func (f Files) Move(ctx context.Context, source, destination string) error {
 // Remove removes a file or an empty directory.
 func (f Files) Remove(ctx context.Context, path string) error {
 	if err := f.sb.call(ctx, "file.remove", &msg.PathRequest{Path: path, User: f.user}, &msg.Empty{}); err != nil {
-		return fmt.Errorf("remove %s: %w", path, err)
+		return about("remove", path, err)
 	}
 	return nil
 }
@@ -73,7 +72,7 @@ func (f Files) Remove(ctx context.Context, path string) error {
 // RemoveAll removes path and all below it; one that does not exist is fine.
 func (f Files) RemoveAll(ctx context.Context, path string) error {
 	if err := f.sb.call(ctx, "file.remove", &msg.PathRequest{Path: path, User: f.user, Recursive: true, MissingOk: true}, &msg.Empty{}); err != nil {
-		return fmt.Errorf("remove %s: %w", path, err)
+		return about("remove", path, err)
 	}
 	return nil
 }
@@ -81,7 +80,7 @@ func (f Files) RemoveAll(ctx context.Context, path string) error {
 // Chmod changes a mode.
 func (f Files) Chmod(ctx context.Context, path string, mode fs.FileMode, recursive bool) error {
 	if err := f.sb.call(ctx, "file.chmod", &msg.ChmodRequest{Path: path, User: f.user, Mode: unixMode(mode), Recursive: recursive}, &msg.Empty{}); err != nil {
-		return fmt.Errorf("chmod %s: %w", path, err)
+		return about("chmod", path, err)
 	}
 	return nil
 }
@@ -89,7 +88,7 @@ func (f Files) Chmod(ctx context.Context, path string, mode fs.FileMode, recursi
 // Chown changes the owner: a name or uid, with :group if wanted.
 func (f Files) Chown(ctx context.Context, path, owner string, recursive bool) error {
 	if err := f.sb.call(ctx, "file.chown", &msg.ChownRequest{Path: path, User: f.user, Owner: owner, Recursive: recursive}, &msg.Empty{}); err != nil {
-		return fmt.Errorf("chown %s: %w", path, err)
+		return about("chown", path, err)
 	}
 	return nil
 }

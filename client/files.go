@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"io/fs"
 	"iter"
@@ -48,7 +47,7 @@ func (s *Sandbox) WriteFile(ctx context.Context, path string, data []byte, mode 
 func (f Files) ReadFile(ctx context.Context, path string) ([]byte, error) {
 	var m msg.FileContent
 	if err := f.sb.read(ctx, "file.get", &msg.ReadRequest{Path: path, User: f.user}, &m); err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
+		return nil, about("read", path, err)
 	}
 	if m.Eof {
 		return m.Data, nil
@@ -85,7 +84,7 @@ func (f Files) WriteFile(ctx context.Context, path string, data []byte, o WriteO
 		req := f.write(path, o)
 		req.Data = data
 		if err := f.sb.call(ctx, "file.put", req, &msg.WriteResult{}); err != nil {
-			return fmt.Errorf("write %s: %w", path, err)
+			return about("write", path, err)
 		}
 		return nil
 	}
@@ -104,7 +103,7 @@ func (f Files) WriteFile(ctx context.Context, path string, data []byte, o WriteO
 func (f Files) Open(ctx context.Context, path string, offset, length int64) (*FileReader, error) {
 	st, err := f.sb.open(ctx, "file.read", &msg.ReadRequest{Path: path, User: f.user, Offset: uint64(max(offset, 0)), Length: uint64(max(length, 0))})
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
+		return nil, about("read", path, err)
 	}
 	return &FileReader{ctx: ctx, st: st, path: path}, nil
 }
@@ -134,7 +133,7 @@ func (r *FileReader) next() error {
 		r.rest = f.Payload
 	}
 	if r.err != nil && r.err != io.EOF {
-		r.err = fmt.Errorf("read %s: %w", r.path, r.err)
+		r.err = about("read", r.path, r.err)
 	}
 	return r.err
 }
@@ -184,7 +183,7 @@ func (r *FileReader) Close() error {
 func (f Files) Create(ctx context.Context, path string, o WriteOptions) (*FileWriter, error) {
 	st, err := f.sb.open(ctx, "file.write", f.write(path, o))
 	if err != nil {
-		return nil, fmt.Errorf("write %s: %w", path, err)
+		return nil, about("write", path, err)
 	}
 	return &FileWriter{ctx: ctx, st: st, path: path}, nil
 }
@@ -201,7 +200,7 @@ type FileWriter struct {
 // Write implements io.Writer.
 func (w *FileWriter) Write(p []byte) (int, error) {
 	if err := w.st.Send(w.ctx, aether.KindInput, p); err != nil {
-		return 0, fmt.Errorf("write %s: %w", w.path, w.cause(err))
+		return 0, about("write", w.path, w.cause(err))
 	}
 	return len(p), nil
 }
@@ -227,7 +226,7 @@ func (w *FileWriter) Close() error {
 	}
 	if err != nil {
 		w.st.Cancel()
-		return fmt.Errorf("write %s: %w", w.path, err)
+		return about("write", w.path, err)
 	}
 	w.entry = m.Entry
 	return nil
@@ -248,7 +247,7 @@ func (f Files) Watch(ctx context.Context, path string, recursive bool, ready fun
 	return func(yield func(*FileEvent, error) bool) {
 		st, err := f.sb.open(ctx, "file.watch", &msg.WatchRequest{Path: path, User: f.user, Recursive: recursive, Entry: true})
 		if err != nil {
-			yield(nil, fmt.Errorf("watch %s: %w", path, err))
+			yield(nil, about("watch", path, err))
 			return
 		}
 		defer st.Cancel()
@@ -259,7 +258,7 @@ func (f Files) Watch(ctx context.Context, path string, recursive bool, ready fun
 					return
 				}
 				if err = finish(st, err, nil); err != nil {
-					yield(nil, fmt.Errorf("watch %s: %w", path, err))
+					yield(nil, about("watch", path, err))
 				}
 				return
 			}

@@ -37,7 +37,7 @@ type ImportOptions struct {
 func (c *Client) Import(ctx context.Context, name string, r io.Reader, o ImportOptions) (*Image, error) {
 	img, err := c.importStream(ctx, name, r, o)
 	if err != nil {
-		return nil, fmt.Errorf("import image %s: %w", name, err)
+		return nil, about("import image", name, err)
 	}
 	return img, nil
 }
@@ -146,7 +146,7 @@ func (c *Client) Image(ctx context.Context, name string) (*Image, error) {
 	}
 	var img Image
 	if err := c.call(ctx, http.MethodGet, "/v1/images/"+name, nil, nil, &img); err != nil {
-		return nil, fmt.Errorf("get image %s: %w", name, err)
+		return nil, about("get image", name, err)
 	}
 	return &img, nil
 }
@@ -157,7 +157,7 @@ func (c *Client) DeleteImage(ctx context.Context, name string) error {
 		return err
 	}
 	if err := c.call(ctx, http.MethodDelete, "/v1/images/"+name, nil, nil, nil); err != nil {
-		return fmt.Errorf("delete image %s: %w", name, err)
+		return about("delete image", name, err)
 	}
 	return nil
 }

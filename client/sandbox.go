@@ -128,7 +128,7 @@ func (c *Client) Get(ctx context.Context, id string) (*v1.Sandbox, error) {
 	}
 	var sb v1.Sandbox
 	if err := c.call(ctx, http.MethodGet, "/v1/sandboxes/"+id, nil, nil, &sb); err != nil {
-		return nil, fmt.Errorf("get sandbox %s: %w", id, err)
+		return nil, about("get sandbox", id, err)
 	}
 	return &sb, nil
 }
@@ -139,7 +139,7 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 		return err
 	}
 	if err := c.call(ctx, http.MethodDelete, "/v1/sandboxes/"+id, nil, nil, nil); err != nil {
-		return fmt.Errorf("delete sandbox %s: %w", id, err)
+		return about("delete sandbox", id, err)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -25,14 +24,14 @@ const streamBuffer = 256 << 10
 func (f Files) PackTo(ctx context.Context, path string, contents bool, w io.Writer) error {
 	st, err := f.sb.open(ctx, "file.pack", &msg.PackRequest{Path: path, User: f.user, Contents: contents})
 	if err != nil {
-		return fmt.Errorf("pack %s: %w", path, err)
+		return about("pack", path, err)
 	}
 	for {
 		fr, err := st.Recv(ctx)
 		if err != nil {
 			if err := finish(st, err, nil); err != nil {
 				st.Cancel()
-				return fmt.Errorf("pack %s: %w", path, err)
+				return about("pack", path, err)
 			}
 			return nil
 		}
@@ -41,7 +40,7 @@ func (f Files) PackTo(ctx context.Context, path string, contents bool, w io.Writ
 		}
 		if _, err := w.Write(fr.Payload); err != nil {
 			st.Cancel()
-			return fmt.Errorf("pack %s: %w", path, err)
+			return about("pack", path, err)
 		}
 	}
 }
@@ -56,11 +55,11 @@ type UnpackOptions struct {
 func (f Files) UnpackFrom(ctx context.Context, path string, r io.Reader, o UnpackOptions) (entries, bytes uint64, err error) {
 	st, err := f.sb.open(ctx, "file.unpack", &msg.UnpackRequest{Path: path, User: f.user, KeepOwner: o.KeepOwner, Parents: o.Parents})
 	if err != nil {
-		return 0, 0, fmt.Errorf("unpack into %s: %w", path, err)
+		return 0, 0, about("unpack into", path, err)
 	}
 	var res msg.TreeResult
 	if err := sendAll(ctx, st, r, &res); err != nil {
-		return 0, 0, fmt.Errorf("unpack into %s: %w", path, err)
+		return 0, 0, about("unpack into", path, err)
 	}
 	return res.Entries, res.Bytes, nil
 }
@@ -157,7 +156,7 @@ func (f Files) WriteFrom(ctx context.Context, path string, r io.Reader, o WriteO
 		}
 		if err != nil {
 			w.Abort()
-			return fmt.Errorf("write %s: %w", path, err)
+			return about("write", path, err)
 		}
 	}
 }

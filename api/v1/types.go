@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"maps"
 	"time"
 
 	"dsec/api/v1/errs"
@@ -62,7 +63,8 @@ type Node struct {
 	Backends    []Backend         `json:"backends"`
 	StartedAt   time.Time         `json:"started_at"`
 	Ready       bool              `json:"ready"`
-	Capacity    Resources         `json:"capacity" doc:"After overcommit."`
+	Capacity    Resources         `json:"capacity" doc:"Of all its sandboxes together, after overcommit."`
+	Largest     Resources         `json:"largest" doc:"What one sandbox may have: what the machine has. 0: as much as capacity."`
 	Allocated   Resources         `json:"allocated"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	FreeDisk    int64             `json:"free_disk_bytes"`
@@ -178,8 +180,8 @@ func ProblemOf(err error) *Problem {
 	}
 	row := errs.Lookup(e.Code)
 	p := &Problem{
-		Status: row.HTTP, Code: string(e.Code), Class: string(row.Class), Phase: e.Phase, Message: e.Message, Hint: row.Hint,
-		Node: e.Node, Sandbox: e.Sandbox, Retryable: e.Retryable, Infra: e.Infra, RetryAfterMS: e.RetryAfter.Milliseconds(), Details: e.Details,
+		Status: row.HTTP, Code: string(e.Code), Class: string(row.Class), Phase: e.Phase, Message: e.Message, Hint: e.Hint(),
+		Node: e.Node, Sandbox: e.Sandbox, Retryable: e.Retryable, Infra: e.Infra, RetryAfterMS: e.RetryAfter.Milliseconds(), Details: e.Facts(),
 	}
 	if e.Cause != nil {
 		p.Cause = e.Cause.Error()
@@ -195,6 +197,10 @@ func (p *Problem) Err() error {
 	e := &errs.Error{
 		Code: errs.Code(p.Code), Phase: p.Phase, Message: p.Message, Node: p.Node, Sandbox: p.Sandbox, Retryable: p.Retryable, Infra: p.Infra,
 		RetryAfter: time.Duration(p.RetryAfterMS) * time.Millisecond, Details: p.Details,
+	}
+	if p.Hint != "" && p.Hint != errs.Lookup(e.Code).Hint {
+		e.Details = maps.Clone(e.Details)
+		e.Advise(p.Hint)
 	}
 	if p.Cause != "" {
 		e.Cause = remoteCause(p.Cause)

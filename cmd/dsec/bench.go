@@ -46,7 +46,7 @@ errors are shown. What it makes is labelled and removed, also after Ctrl-C. With
 		a.benchVerb("session", "Commands in persistent shell sessions", 10000, a.benchSession),
 		a.benchVerb("files", "A file up and down again", 1, a.benchFiles),
 		a.benchVerb("stream", "A command's stdout to this process", 1, a.benchStream),
-		a.benchVerb("memory", "What an idle sandbox costs this machine, kernel included", 100, a.benchMemory),
+		a.benchVerb("memory", "What an idle sandbox costs this machine, kernel included (overstated below 500)", 100, a.benchMemory),
 	)
 	return cmd
 }

@@ -2,11 +2,15 @@ package main
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"dsec/client"
 )
@@ -98,4 +102,47 @@ func (a *app) completeProcess() completeFunc {
 		}
 		return out
 	})
+}
+
+// completeLabels completes KEY=VALUE from those that sandboxes have.
+func (a *app) completeLabels() completeFunc {
+	return a.completeFrom(-1, func(ctx context.Context, c *client.Client, _ []string) []cobra.Completion {
+		l, err := c.List(ctx, client.ListOptions{})
+		if err != nil {
+			return nil
+		}
+		seen := map[string]bool{}
+		for _, sb := range l.Items {
+			for k, v := range sb.Spec.Labels {
+				seen[k+"="+v] = true
+			}
+		}
+		return slices.Sorted(maps.Keys(seen))
+	})
+}
+
+// completeTokens completes ids of tokens.
+func (a *app) completeTokens() completeFunc {
+	return a.completeFrom(-1, func(ctx context.Context, c *client.Client, _ []string) []cobra.Completion {
+		tokens, err := c.Tokens(ctx)
+		if err != nil {
+			return nil
+		}
+		var out []cobra.Completion
+		for _, t := range tokens {
+			out = append(out, cobra.CompletionWithDesc(t.ID, t.Name))
+		}
+		return out
+	})
+}
+
+// signalNames are those that 'kill -s' takes, the ones of use first.
+func signalNames() []cobra.Completion {
+	names := []string{"TERM", "INT", "HUP", "KILL", "QUIT", "USR1", "USR2", "STOP", "CONT"}
+	for n := syscall.Signal(1); n < 32; n++ {
+		if name := strings.TrimPrefix(unix.SignalName(n), "SIG"); name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
 }

@@ -69,6 +69,7 @@ with --idempotency-key, which finds it.`,
 		},
 	}
 	sf.add(cmd)
+	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	cmd.Flags().IntVar(&count, "count", 1, "how many to create")
 	cmd.Flags().StringVar(&key, "idempotency-key", "", "same key within five minutes: same sandbox")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print each sandbox as a line of JSON")

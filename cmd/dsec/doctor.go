@@ -35,13 +35,21 @@ any, belong to nodes that run on another data directory.`,
 			if sandboxes < 1 {
 				return usagef("--sandboxes must be at least 1")
 			}
-			if audit {
-				return a.audit(cmd.Context(), data, asJSON)
+			dir, err := a.dataDir(cmd, data)
+			var elsewhere *usageError
+			if errors.As(err, &elsewhere) && !audit && !cmd.Flags().Changed("data") {
+				dir, err = up.DefaultData, nil // whatever server is used, it is this machine that is looked at
 			}
-			return a.doctor(cmd.Context(), data, sandboxes, asJSON)
+			if err != nil {
+				return err
+			}
+			if audit {
+				return a.audit(cmd.Context(), dir, asJSON)
+			}
+			return a.doctor(cmd.Context(), dir, sandboxes, asJSON)
 		},
 	}
-	c.Flags().StringVar(&data, "data", up.DefaultData, "data directory")
+	c.Flags().StringVar(&data, "data", "", dataUsage)
 	c.Flags().BoolVar(&audit, "audit", false, "look for leaks")
 	c.Flags().IntVar(&sandboxes, "sandboxes", 2000, "how many sandboxes the limits should allow")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -83,7 +91,7 @@ func (a *app) doctor(ctx context.Context, data string, sandboxes int, asJSON boo
 		}
 	}
 	if err == nil && failed > 0 {
-		err = fmt.Errorf("%d checks failed: a node cannot run sandboxes here", failed)
+		err = fmt.Errorf("%s failed: a node cannot run sandboxes here", count(failed, "check"))
 	}
 	return err
 }
@@ -120,9 +128,12 @@ func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
 	case err != nil:
 		return err
 	case len(report.Leaks) > 0 && served:
-		return errors.New("there are leaks: the objects above belong to no sandbox that a running server knows; 'dsec down --data DIR' of their node removes them")
+		return &nextError{errors.New("there are leaks: the objects above belong to no sandbox that a running server knows"), "'dsec down --data DIR' of their node removes them"}
 	}
-	return report.Empty()
+	if err := report.Empty(); err != nil {
+		return &nextError{err, fmt.Sprintf("'dsec up --data %s' adopts what its sandboxes left, 'dsec down --data %s' removes it; likewise for another node's directory", data, data)}
+	}
+	return nil
 }
 
 // clientOf is a client of a data directory's own server: the context file may name another.

@@ -69,6 +69,7 @@ oom_kills (in all).`,
 	f.Uint64Var(&o.From, "from", 0, "revision to go on from (default: all that is known)")
 	f.BoolVarP(&o.Follow, "follow", "f", false, "wait for more")
 	f.StringArrayVarP(&labels, "label", "l", nil, "only of sandboxes with this label, KEY=VALUE (repeatable)")
+	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	f.BoolVar(&asJSON, "json", false, "print each event as a line of JSON")
 	return cmd
 }

@@ -19,7 +19,8 @@ func (a *app) execCmd() *cobra.Command {
 		Long: `Exec runs a command and returns its exit code. Signals such as Ctrl-C go to the
 command; a second one gives it up and kills it, and so does an output that cannot be
 written any more, such as a pipe whose reader has ended. With --detach it prints the pid
-and leaves the command running; 'dsec attach' reaches it.
+and leaves the command running; 'dsec attach' reaches it, and writes to its stdin if it
+has one (-i; else it reads from /dev/null).
 
 What the command leaves in the background lives on when it has ended; 'dsec kill' reaches
 that too. If exec itself is killed (kill -9) or its machine is lost, the command goes on:
@@ -47,8 +48,8 @@ error if the platform failed or there is no such command.`,
 			switch {
 			case c.Timeout < 0 || c.IdleTimeout < 0:
 				return usagef("a timeout must not be negative")
-			case detach && (interactive || tty):
-				return usagef("--detach cannot be used with -i or -t")
+			case detach && tty:
+				return usagef("--detach cannot be used with -t; with -i, 'dsec attach' writes to the command")
 			case asJSON && tty:
 				return usagef("--json cannot be used with -t")
 			case cmd.Flags().Changed("max-output") && (!asJSON || detach):
@@ -65,7 +66,7 @@ error if the platform failed or there is no such command.`,
 			}
 			sb := cl.Sandbox(args[0])
 			if detach {
-				return platform(a.execDetached(cmd, sb, c, asJSON))
+				return platform(a.execDetached(cmd, sb, c, interactive, asJSON))
 			}
 			w := wiring{tty: tty, stdin: interactive || tty, forward: true}
 			if asJSON {
@@ -83,15 +84,33 @@ error if the platform failed or there is no such command.`,
 	f.StringArrayVarP(&env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
 	f.DurationVar(&c.Timeout, "timeout", 0, "kill the command after this time, such as 90s")
 	f.DurationVar(&c.IdleTimeout, "idle-timeout", 0, "kill the command after this time without output")
-	f.BoolVarP(&detach, "detach", "d", false, "print the pid and leave the command running")
+	f.BoolVarP(&detach, "detach", "d", false, "print the pid and leave the command running; with -i its stdin stays open")
 	f.StringVar(&c.Tag, "tag", "", "name to find the process by")
 	f.BoolVar(&asJSON, "json", false, "print the outcome as an object: exit_code, stdout, stderr, …; with --detach the pid")
 	f.Var(&maxOutput, "max-output", "with --json: keep this much of each of stdout and stderr")
 	return cmd
 }
 
-func (a *app) execDetached(cmd *cobra.Command, sb *client.Sandbox, c client.Cmd, asJSON bool) error {
-	pid, err := sb.StartDetached(cmd.Context(), c)
+func (a *app) execDetached(cmd *cobra.Command, sb *client.Sandbox, c client.Cmd, stdin, asJSON bool) error {
+	var pid uint32
+	var err error
+	if stdin { // open, for those who attach
+		var p *client.Process
+		p, err = sb.Start(cmd.Context(), c, client.IO{OpenStdin: true, KeepStdin: true})
+		switch {
+		case err != nil:
+		case p.PID() == 0: // it could not be run, and has ended with the reason
+			var x client.Exit
+			if x, err = p.Wait(); err == nil {
+				err = x.Err
+			}
+		default:
+			pid = p.PID()
+			p.Detach()
+		}
+	} else {
+		pid, err = sb.StartDetached(cmd.Context(), c)
+	}
 	if err != nil {
 		return commandError(err)
 	}

@@ -19,8 +19,24 @@ func (a *app) imageBuildCmd() *cobra.Command {
 		Use:   "build NAME -f RECIPE",
 		Short: "Make an image by a recipe",
 		Long: `Builds the root file system that a recipe describes on this machine, as root, and
-imports it. A recipe is YAML: what to start from (debian, busybox or scratch), packages,
-steps (copy, run), environment, user, working directory and command. images/ has examples.`,
+imports it. A recipe is YAML with these fields; others are errors:
+
+  from      debian, busybox or scratch (nothing at all); building upon an image that was
+            imported comes later
+  suite     the release of debian, such as bookworm
+  packages  of debian, a list: what to install besides the base
+  steps     a list of things to do, in this order, each one of
+              run: a shell command, run as root inside the new root file system, with
+                   this machine's network; it fails with its first command that does
+              copy: {src: file or directory beside the recipe, dest: absolute path,
+                   mode: "0755" (of files; default the source's), user: uid (default 0)}
+  env       environment of every process, and of run steps: {NAME: value}
+  user      that processes run as unless told otherwise; workdir is where
+  cmd       what the image is for, a list; only recorded ('dsec image inspect')
+  labels    of the image: {name: value}
+
+images/ has examples; images/with-steps has steps. A recipe is trusted like a script that
+you run as root: its run steps are in no sandbox.`,
 		Example: "  dsec image build debian -f images/debian-python/recipe.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

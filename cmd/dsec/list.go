@@ -1,7 +1,11 @@
 package main
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -73,6 +77,7 @@ func (a *app) lsCmd() *cobra.Command {
 	f.StringVar(&state, "state", "", "only those in this state: "+strings.Join(states, ", "))
 	f.BoolVarP(&quiet, "quiet", "q", false, "print ids only")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(states, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -82,6 +87,9 @@ func (a *app) inspectCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect ID...",
 		Short: "Show all about sandboxes: spec, state, times, usage",
+		Long: `Inspect shows all that is known of sandboxes. What the spec leaves open is shown as it
+is in effect, with --json as it was asked for. One that cannot be shown does not keep the
+others from it; the exit code is 1 then.`,
 		Example: `  dsec inspect saaaaaabbbbbccccccccccd
   dsec inspect --json $(dsec ls -q)`,
 		Args:              cobra.MinimumNArgs(1),
@@ -92,35 +100,66 @@ func (a *app) inspectCmd() *cobra.Command {
 				return err
 			}
 			all := make([]*v1.Sandbox, 0, len(args))
+			var failed []error
 			for _, id := range args {
 				sb, err := c.Get(cmd.Context(), id)
 				if err != nil {
-					return err
+					failed = append(failed, err)
+					continue
 				}
 				all = append(all, sb)
 			}
-			if asJSON && len(all) == 1 {
-				return a.json(all[0])
+			if err := a.inspected(cmd.Context(), c, all, asJSON, len(args) > 1); err != nil {
+				return err
 			}
-			if asJSON {
-				return a.json(all)
+			if len(failed) > 1 {
+				return fmt.Errorf("%d of %d cannot be shown; the first: %w", len(failed), len(args), failed[0])
 			}
-			for i, sb := range all {
-				if i > 0 {
-					fmt.Fprintln(a.stdout)
-				}
-				if err := table(a.stdout, nil, describe(sb, time.Now())); err != nil {
-					return err
-				}
-			}
-			return nil
+			return errors.Join(failed...)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: an object, or an array for several ids")
 	return cmd
 }
 
-func describe(sb *v1.Sandbox, now time.Time) [][]string {
+func (a *app) inspected(ctx context.Context, c *client.Client, all []*v1.Sandbox, asJSON, many bool) error {
+	switch {
+	case asJSON && many:
+		return a.json(all)
+	case asJSON && len(all) == 1:
+		return a.json(all[0])
+	case asJSON:
+		return nil
+	}
+	for i, sb := range all {
+		if i > 0 {
+			fmt.Fprintln(a.stdout)
+		}
+		var config v1.ImageConfig
+		if sb.ImageDigest != "" {
+			if img, err := c.Image(ctx, sb.ImageDigest); err == nil { // it may be gone, and is no part of the sandbox
+				config = img.Config
+			}
+		}
+		if err := table(a.stdout, nil, describe(sb, config, time.Now())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// steps are those of a create, the longest first.
+func steps(ms map[string]float64) string {
+	names := slices.SortedFunc(maps.Keys(ms), func(a, b string) int {
+		return cmp.Or(cmp.Compare(ms[b], ms[a]), strings.Compare(a, b))
+	})
+	for i, name := range names {
+		names[i] = fmt.Sprintf("%s %.1f", name, ms[name])
+	}
+	return strings.Join(names, ", ")
+}
+
+func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 	s := sb.Spec
 	rows := [][]string{
 		{"id", sb.ID}, {"state", string(sb.State)}, {"generation", strconv.FormatUint(sb.Generation, 10)}, {"node", sb.Node},
@@ -136,9 +175,10 @@ func describe(sb *v1.Sandbox, now time.Time) [][]string {
 		}
 	}
 	rows = append(rows, [][]string{
-		{"create took", fmt.Sprintf("%.1f ms", sb.CreateMS)},
+		{"create took", fmt.Sprintf("%.1f ms", sb.CreateMS)}, {"of that, ms", orDash(steps(sb.Steps))},
 		{"limits", fmt.Sprintf("cpu %g, memory %s, processes %d", float64(s.CPUMillis)/1000, size(s.MemoryBytes), s.PIDs)},
-		{"user, directory", orDash(s.User) + ", " + orDash(s.WorkDir)}, {"hostname", orDash(s.Hostname)},
+		{"user, directory", cmp.Or(s.User, img.User, "root") + ", " + cmp.Or(s.WorkDir, img.WorkDir, "the user's home")},
+		{"hostname", cmp.Or(s.Hostname, sb.ID)},
 		{"labels", pairs(s.Labels)}, {"environment", pairs(s.Env)},
 	}...)
 	if s.Lease > 0 {

@@ -105,6 +105,16 @@ func TestCreateLsInspectRm(t *testing.T) {
 		t.Errorf("rm printed %q", got)
 	}
 	c.fails(1, "sandbox_gone", "inspect", id)
+	other := c.ok("create", "busybox")
+	for _, flags := range [][]string{nil, {"--json"}} {
+		if r := c.run(append([]string{"inspect", id, other}, flags...)...); r.code != 1 || !strings.Contains(r.out, other) || !strings.Contains(r.err, "sandbox_gone") {
+			t.Errorf("one of two cannot be shown: %+v", r)
+		}
+	}
+	if r := c.run("rm", "-l", "job=none"); r.code != 0 || r.out != "" || !strings.Contains(r.err, "no sandbox has these labels") {
+		t.Errorf("%+v", r)
+	}
+	c.ok("rm", other)
 	if got := into[v1.DeleteResult](t, strings.TrimSpace(c.run("rm", "--json", id).out)); got.ID != id || got.Error.Code != string(errs.SandboxGone) {
 		t.Errorf("%+v", got)
 	}
@@ -119,6 +129,10 @@ func TestCreateLsInspectRm(t *testing.T) {
 	c.ok("rm", "--all", "--yes") // of nothing
 	if key := c.ok("create", "--idempotency-key", "k", "busybox"); key != c.ok("create", "--idempotency-key", "k", "busybox") {
 		t.Error("one key made two sandboxes")
+	}
+	c.ok("rm", "--all", "--yes")
+	if r := c.run("rm", "--all", "--yes"); r.code != 0 || !strings.Contains(r.err, "there are no sandboxes") {
+		t.Errorf("%+v", r)
 	}
 }
 
@@ -153,6 +167,21 @@ func TestRun(t *testing.T) {
 	c.fails(2, "needs a terminal", "run", "-t", "busybox", "--", "true")
 	if left := c.s.Sandboxes(); len(left) != 0 {
 		t.Errorf("run left %v", left)
+	}
+}
+
+func TestCount(t *testing.T) {
+	t.Parallel()
+	for _, x := range []struct {
+		n           int
+		thing, want string
+	}{{0, "check", "0 checks"}, {1, "check", "1 check"}, {2, "check", "2 checks"}, {1, "sandbox", "1 sandbox"}, {3, "sandbox", "3 sandboxes"}} {
+		if got := count(x.n, x.thing); got != x.want {
+			t.Errorf("%q, want %q", got, x.want)
+		}
+	}
+	if got := (signalError{syscall.SIGTERM}).Error(); got != "stopped by SIGTERM" {
+		t.Errorf("%q", got)
 	}
 }
 
@@ -218,7 +247,15 @@ func TestExec(t *testing.T) {
 	c.fails(125, "sandbox_not_found", "exec", "nothing", "--", "true")
 	c.fails(137, "longer than --timeout", "exec", "--timeout", "50ms", id, "--", "sleep", "60")
 	c.fails(2, "put the command after it", "exec", id, "true", "--", "x")
-	c.fails(2, "cannot be used with", "exec", "-d", "-i", id, "--", "true")
+	c.fails(2, "cannot be used with", "exec", "-d", "-t", id, "--", "true")
+	c.fails(2, "write -- before the command, so that its flags are its own: "+id+" -- ls", "exec", id, "ls", "-la")
+	c.fails(2, "write -- before the command", "run", "busybox", "ls", "--all")
+	c.fails(2, "unknown flag: --bogus", "exec", "--bogus", id, "--", "ls")
+	c.ok("exec", "-d", "-i", "--tag", "cat", id, "--", "cat")
+	if r := c.with(t.Context(), "to cat\n", "attach", id, "cat"); r.code != 0 || r.out != "to cat\n" {
+		t.Errorf("stdin of a detached process: %+v", r)
+	}
+	c.fails(127, "command_not_found", "exec", "-d", "-i", id, "--", "no-such-command")
 	c.fails(2, "not of the form", "exec", "-e", "=x", id, "--", "true")
 }
 
@@ -385,6 +422,17 @@ func TestManagement(t *testing.T) {
 	if out := c.ok("token", "ls"); !strings.Contains(out, "read,sandbox") {
 		t.Errorf("%s", out)
 	}
+	if out := c.ok("__complete", "token", "rm", ""); !strings.HasPrefix(out, "t1\tci\n") {
+		t.Errorf("token rm completes to %q", out)
+	}
+	c.ok("token", "create", "other", "--right", "read")
+	if out := c.ok("token", "rm", "other"); out != "other" {
+		t.Errorf("by name: %q", out)
+	}
+	c.ok("token", "create", "twin", "--right", "read")
+	c.ok("token", "create", "twin", "--right", "read")
+	c.fails(2, "2 tokens are named twin: name one by its id", "token", "rm", "twin")
+	c.fails(1, "token_not_found", "token", "rm", "none")
 	if out := c.ok("token", "rm", "t1"); out != "t1" {
 		t.Errorf("%q", out)
 	}
@@ -449,6 +497,9 @@ func TestUsageErrors(t *testing.T) {
 	for _, listen := range []string{"", "bogus", "127.0.0.1:99999", "unix:"} {
 		c.fails(2, "HOST:PORT or unix:/path", "up", "--listen", listen)
 	}
+	for _, listen := range []string{":7070", "0.0.0.0:7070", "[::]:7070", "192.0.2.1:7070"} {
+		c.fails(2, "--insecure", "up", "--listen", listen)
+	}
 	c.fails(2, "auto, dir, tar", "image", "import", "--format", "zip", "x", "y")
 	c.fails(2, `"99999999999999999999" for "--from" flag: value out of range`, "events", "--from", "99999999999999999999")
 }
@@ -500,6 +551,7 @@ func TestCompletionAsksTheServer(t *testing.T) {
 	c := newCLI(t)
 	id := c.ok("create", "busybox")
 	c.ok("exec", "-d", "--tag", "srv", id, "--", "sleep", "60")
+	c.ok("create", "-l", "job=a", "busybox")
 	for _, x := range []struct {
 		want string
 		args []string
@@ -507,6 +559,8 @@ func TestCompletionAsksTheServer(t *testing.T) {
 		{id, []string{"exec", ""}}, {id, []string{"rm", id[:5]}}, {"busybox", []string{"run", "bus"}},
 		{"srv", []string{"attach", id, ""}}, {"srv", []string{"kill", id, "s"}}, {id + ":", []string{"cp", id[:3]}},
 		{"docker-archive", []string{"image", "import", "--format", "doc"}}, {"sandbox", []string{"token", "create", "--right", "s"}},
+		{"job=a", []string{"ls", "-l", "j"}}, {"job=a", []string{"rm", "--label", ""}}, {"job=a", []string{"events", "--label", ""}},
+		{"hollow", []string{"create", "--backend", ""}}, {"hollow", []string{"run", "--backend", "h"}}, {"USR1", []string{"kill", "-s", ""}},
 	} {
 		if out := c.ok(append([]string{"__complete"}, x.args...)...); !strings.Contains("\n"+out, "\n"+x.want) {
 			t.Errorf("%v completes to %q, want %s", x.args, out, x.want)
@@ -582,6 +636,9 @@ func TestBench(t *testing.T) {
 		if out := c.ok(append([]string{"bench", args[0], "--image", "busybox"}, args[1:]...)...); !strings.Contains(out, "p99 ms") || !strings.Contains(out, "host:") {
 			t.Errorf("%v: %s", args, out)
 		}
+	}
+	if out := c.ok("bench", "memory", "--image", "busybox", "--count", "1", "--settle", "1ms"); !strings.Contains(out, "1 sandboxes are few") {
+		t.Errorf("the memory of one sandbox is not said to be overstated: %s", out)
 	}
 	r := c.run("bench", "exec", "--image", "busybox", "--count", "2", "--peer", "docker", "--peer-socket", filepath.Join(t.TempDir(), "none"))
 	if r.code != 1 || !strings.Contains(r.err, "no Docker engine here") || !strings.Contains(r.out, "exec") {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -10,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+	"dsec/client"
 )
 
 func (a *app) nodeCmd() *cobra.Command {
@@ -40,10 +44,10 @@ func (a *app) nodeCmd() *cobra.Command {
 				rows[i] = []string{
 					n.ID, n.Hostname, fmt.Sprint(n.Ready), strings.Join(backends, ","), fmt.Sprintf("%d/%d", n.Sandboxes, n.Capacity.Slots),
 					fmt.Sprintf("%g/%g", float64(n.Allocated.CPUMillis)/1000, float64(n.Capacity.CPUMillis)/1000),
-					size(n.Allocated.MemoryBytes) + "/" + size(n.Capacity.MemoryBytes), size(n.FreeMemory), size(n.FreeDisk), n.Version, age(n.StartedAt, time.Now()),
+					size(n.Allocated.MemoryBytes) + "/" + size(n.Capacity.MemoryBytes), largest(n.Largest), size(n.FreeMemory), size(n.FreeDisk), n.Version, age(n.StartedAt, time.Now()),
 				}
 			}
-			return table(a.stdout, []string{"ID", "HOST", "READY", "BACKENDS", "SANDBOXES", "CPU", "MEMORY", "FREE MEM", "FREE DISK", "VERSION", "UP"}, rows)
+			return table(a.stdout, []string{"ID", "HOST", "READY", "BACKENDS", "SANDBOXES", "CPU", "MEMORY", "LARGEST", "FREE MEM", "FREE DISK", "VERSION", "UP"}, rows)
 		},
 	}
 	ls.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -51,22 +55,57 @@ func (a *app) nodeCmd() *cobra.Command {
 	return cmd
 }
 
+// largest is what one sandbox may have.
+func largest(r v1.Resources) string {
+	if r.CPUMillis == 0 || r.MemoryBytes == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%g, %s", float64(r.CPUMillis)/1000, size(r.MemoryBytes))
+}
+
 func (a *app) tokenCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "token", Short: "Make and revoke tokens", Example: "  dsec token create ci --right sandbox --ttl 24h", Args: cobra.NoArgs, RunE: needVerb}
 	var asJSON bool
 	rm := &cobra.Command{
-		Use: "rm ID...", Aliases: []string{"delete"}, Short: "Revoke tokens", Example: "  dsec token rm t3k9", Args: cobra.MinimumNArgs(1),
+		Use: "rm ID|NAME...", Aliases: []string{"delete"}, Short: "Revoke tokens, by id or by a name that one token has",
+		Example: "  dsec token rm 9b0204e60a2506f0\n  dsec token rm ci", Args: cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.completeTokens(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			return a.removeNamed(args, "id", asJSON, func(id string) error { return c.DeleteToken(cmd.Context(), id) })
+			return a.removeNamed(args, "id", asJSON, func(id string) error { return deleteToken(cmd.Context(), c, id) })
 		},
 	}
 	rm.Flags().BoolVar(&asJSON, "json", false, "print each outcome as a line of JSON")
 	cmd.AddCommand(a.tokenCreateCmd(), a.tokenLsCmd(), rm)
 	return cmd
+}
+
+// deleteToken deletes by id, or by the name of one token.
+func deleteToken(ctx context.Context, c *client.Client, id string) error {
+	err := c.DeleteToken(ctx, id)
+	if !errors.Is(err, errs.TokenNotFound) {
+		return err
+	}
+	tokens, lerr := c.Tokens(ctx)
+	if lerr != nil {
+		return err
+	}
+	var found []string
+	for _, t := range tokens {
+		if t.Name == id {
+			found = append(found, t.ID)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return err
+	case 1:
+		return c.DeleteToken(ctx, found[0])
+	}
+	return usagef("%d tokens are named %s: name one by its id, of %s", len(found), id, strings.Join(found, ", "))
 }
 
 func (a *app) tokenCreateCmd() *cobra.Command {

@@ -184,6 +184,7 @@ its --pids, in which exec fails: killing needs no new process.`,
 	}
 	cmd.Flags().StringVarP(&sig, "signal", "s", sig, "signal, by name or number")
 	cmd.Flags().BoolVar(&all, "all", false, "signal every process of the sandbox but its PID 1")
+	cmd.RegisterFlagCompletionFunc("signal", cobra.FixedCompletions(signalNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -205,8 +206,9 @@ func (a *app) attachCmd() *cobra.Command {
 		Short: "Connect to a process that was started before",
 		Long: `Attach prints a process's output from an offset on (by default all that is kept) and
 follows it; its exit code becomes ours. Stdin goes to the process if it was started
-with one, and the end of our stdin ends its; --no-stdin only looks. Ctrl-C leaves the
-process running; on a terminal it goes to the process, and Ctrl-P Ctrl-Q leaves. So does
+with one (exec -i, also with --detach, or -t), and its end ends the process's: --no-stdin
+keeps it open. Ctrl-C leaves the process running; on a terminal it goes to the process,
+and Ctrl-P Ctrl-Q leaves (only attach has that; exec and shell pass both keys on). So does
 an output that cannot be written any more, such as a pipe whose reader has ended: attach
 never ends the process.`,
 		Example: `  dsec attach $id server

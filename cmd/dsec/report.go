@@ -48,6 +48,16 @@ func platform(err error) error {
 	return &codeError{exitPlatform, err}
 }
 
+// nextError says what to do about a failure that is in no table.
+type nextError struct {
+	err  error
+	next string
+}
+
+func (e *nextError) Error() string { return e.err.Error() }
+
+func (e *nextError) Unwrap() error { return e.err }
+
 // usageError is a mistake in the command line.
 type usageError struct {
 	msg, suggestion string
@@ -128,6 +138,10 @@ func (a *app) reportError(err error) {
 		if errors.As(err, &xe) {
 			fmt.Fprintf(a.stderr, "  next: install %s\n", xe.Name)
 		}
+		var ne *nextError
+		if errors.As(err, &ne) {
+			fmt.Fprintf(a.stderr, "  next:  %s\n", ne.next)
+		}
 		return
 	}
 	what := e.Message
@@ -163,6 +177,11 @@ var parsing = regexp.MustCompile(`strconv\.\w+: parsing "[^"]*": `)
 // flagError adds the flag that was probably meant.
 func flagError(cmd *cobra.Command, err error) error {
 	ue := &usageError{msg: parsing.ReplaceAllString(err.Error(), "")}
+	// A sandbox or image and a command came before it: it was meant for the command.
+	if args := cmd.Flags().Args(); len(args) > 1 && (cmd.Name() == "exec" || cmd.Name() == "run") {
+		ue.msg = fmt.Sprintf("write -- before the command, so that its flags are its own: %s -- %s …", args[0], strings.Join(args[1:], " "))
+		return ue
+	}
 	if _, name, ok := strings.Cut(err.Error(), "unknown flag: --"); ok {
 		best := 3
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {

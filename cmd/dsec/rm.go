@@ -19,7 +19,8 @@ func (a *app) rmCmd() *cobra.Command {
 		Short:   "Remove sandboxes",
 		Long: `Rm removes the named sandboxes, those with all given labels, or (--all --yes) every
 one, in whatever state, and prints each id once nothing of it is left. All are removed,
-also when an id cannot be printed.`,
+also when an id cannot be printed. That no sandbox has the labels is no failure, but said
+on stderr.`,
 		Example: `  dsec rm saaaaaabbbbbccccccccccd
   dsec rm --label job=eval7
   dsec rm --all --yes`,
@@ -56,6 +57,7 @@ also when an id cannot be printed.`,
 					req.IDs = append(req.IDs, sb.ID)
 				}
 				if len(req.IDs) == 0 {
+					fmt.Fprintln(a.stderr, "dsec: there are no sandboxes")
 					return nil
 				}
 			}
@@ -67,6 +69,7 @@ also when an id cannot be printed.`,
 	f.BoolVar(&all, "all", false, "remove every sandbox; needs --yes")
 	f.BoolVar(&yes, "yes", false, "confirm --all")
 	f.BoolVar(&asJSON, "json", false, "print each outcome as a line of JSON")
+	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	return cmd
 }
 
@@ -130,11 +133,14 @@ func (a *app) remove(cmd *cobra.Command, c *client.Client, req v1.DeleteRequest,
 		}
 	}
 	bar.end()
+	if n == 0 {
+		fmt.Fprintln(a.stderr, "dsec: no sandbox has these labels")
+	}
 	switch len(errAll) {
 	case 0:
 		return unprinted
 	case 1:
 		return errors.Join(errAll[0], unprinted)
 	}
-	return fmt.Errorf("%d sandboxes were not removed; the first: %w", len(errAll), errAll[0])
+	return fmt.Errorf("%s were not removed; the first: %w", count(len(errAll), "sandbox"), errAll[0])
 }

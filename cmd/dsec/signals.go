@@ -2,9 +2,10 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // signals hands a signal to whoever asked for it, or ends the command.
@@ -20,7 +21,7 @@ func newSignals(cancel context.CancelCauseFunc) *signals { return &signals{cance
 // signalError is the cause of a context that a signal ended.
 type signalError struct{ sig syscall.Signal }
 
-func (e signalError) Error() string { return fmt.Sprintf("stopped by %s", e.sig) }
+func (e signalError) Error() string { return "stopped by " + unix.SignalName(e.sig) }
 
 // deliver forwards the first signal of a series; a second one means that the user
 // wants to be rid of it.

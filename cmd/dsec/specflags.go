@@ -34,6 +34,7 @@ func (s *specFlags) add(cmd *cobra.Command) {
 	f.StringVar(&s.hostname, "hostname", "", "host name (default the sandbox id)")
 	f.StringArrayVarP(&s.env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "label, KEY=VALUE (repeatable)")
+	cmd.RegisterFlagCompletionFunc("backend", cobra.FixedCompletions([]cobra.Completion{string(v1.BackendContainer), string(v1.BackendHollow)}, cobra.ShellCompDirectiveNoFileComp))
 	f.DurationVar(&s.ttl, "ttl", 0, "remove the sandbox after this time, such as 2h")
 }
 

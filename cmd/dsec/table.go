@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"sort"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -72,4 +73,16 @@ func orDash(s string) string {
 		return "-"
 	}
 	return s
+}
+
+// count is a number of things: 1 check, 2 checks, 3 sandboxes.
+func count(n int, thing string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(thing, "x"):
+		thing += "es"
+	default:
+		thing += "s"
+	}
+	return strconv.Itoa(n) + " " + thing
 }

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,6 +34,8 @@ type upFlags struct {
 	json      bool
 	cert, key string
 	level     string
+	insecure  bool
+	listen    bool // --listen was given
 }
 
 func (a *app) upCmd() *cobra.Command {
@@ -39,8 +43,12 @@ func (a *app) upCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use: "up", Short: "Run a server on this machine",
 		Long: `Runs everything on this machine: the API, the catalogue and one node for sandboxes.
-Needs root. Writes a context file, from which the other verbs know the server; also if
-one runs on the data directory already, which is an error all the same.
+Needs root. Writes a context file, from which the other verbs know the server. If one runs
+on the data directory already, only writes that file and says so; asking it to listen
+elsewhere (--listen) is an error then.
+
+Whoever has a token may run anything here: listening on more than this machine's own
+addresses needs --tls-cert and --tls-key, or --insecure where the network is trusted.
 
 Sandboxes keep running when the server ends, however it ends; the next 'dsec up' on the
 same data directory takes them over. 'dsec down' removes them.`,
@@ -52,6 +60,13 @@ same data directory takes them over. 'dsec down' removes them.`,
 			}
 			if !listenable(f.opts.Listen) {
 				return usagef("--listen %q: write HOST:PORT or unix:/path", f.opts.Listen)
+			}
+			f.listen = cmd.Flags().Changed("listen")
+			if f.cert == "" && f.key == "" && exposed(cmd.Context(), f.opts.Listen) {
+				if !f.insecure {
+					return usagef("--listen %s: tokens would cross the network unencrypted; give --tls-cert and --tls-key, or --insecure if the network is trusted", f.opts.Listen)
+				}
+				fmt.Fprintf(a.stderr, "dsec: WARNING: %s is open to the network without TLS: whoever reads its traffic gets the token, and with it root's means on this machine\n", f.opts.Listen)
 			}
 			if f.detach {
 				return a.upDetached(cmd.Context(), &f)
@@ -66,6 +81,7 @@ same data directory takes them over. 'dsec down' removes them.`,
 	fl.BoolVar(&f.json, "json", false, "print where the server answers as JSON")
 	fl.StringVar(&f.cert, "tls-cert", "", "certificate of the API (PEM)")
 	fl.StringVar(&f.key, "tls-key", "", "its key (PEM)")
+	fl.BoolVar(&f.insecure, "insecure", false, "listen on the network without TLS")
 	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fl.Int64Var(&f.opts.Slots, "slots", up.DefaultSlots, "sandboxes at once")
 	fl.Float64Var(&f.opts.CPUOvercommit, "cpu-overcommit", up.DefaultCPUOvercommit, "CPU limits of all sandboxes over the machine's CPUs")
@@ -104,36 +120,39 @@ func (a *app) up(ctx context.Context, f *upFlags) error {
 	}
 	f.opts.Version = buildVersion()
 	err = up.Run(ctx, f.opts, func(info up.Info, token string) {
-		if err := a.saveContext(info, token); err != nil {
+		if err := a.saveContext(info, token, f.opts.Data); err != nil {
 			f.opts.Log.Warn("the context file was not written; use --url and --token", "err", err)
 		}
-		if err := a.printUp(f, info); err != nil {
+		if err := a.printUp(f, info, "is up"); err != nil {
 			f.opts.Log.Warn("print", "err", err)
 		}
 	})
 	if errors.Is(err, errs.NodeRunning) {
-		return a.alreadyUp(f.opts.Data, err)
+		return a.alreadyUp(f, f.opts.Data, err)
 	}
 	return err
 }
 
 // alreadyUp writes the context file for a node that runs: whoever says "up" wants to use
 // it, and the file may be lost or name another server.
-func (a *app) alreadyUp(data string, running error) error {
+func (a *app) alreadyUp(f *upFlags, data string, running error) error {
 	info, err := up.Find(data)
 	if err != nil {
 		return running // it starts or ends just now
 	}
 	token, err := up.Token(data)
 	if err == nil {
-		err = a.saveContext(info, token)
+		err = a.saveContext(info, token, data)
 	}
-	e := errs.New(errs.NodeRunning, "up", fmt.Sprintf("a node already runs on %s, at %s (pid %d); the context file names it", data, info.URL, info.PID))
-	if err != nil {
-		e.Message = fmt.Sprintf("a node already runs on %s, at %s (pid %d), and the context file could not be written", data, info.URL, info.PID)
-		return e.Because(err)
+	what := fmt.Sprintf("a node already runs on %s, at %s (pid %d)", data, info.URL, info.PID)
+	switch {
+	case err != nil:
+		return errs.New(errs.NodeRunning, "up", what+", and the context file could not be written").Because(err)
+	case f.listen && f.opts.Listen != info.Listen:
+		return errs.New(errs.NodeRunning, "up", what+", which is not --listen "+f.opts.Listen+"; the context file names it").
+			Advise("use it as it is; or 'dsec down --keep --data " + data + "' first, which leaves its sandboxes running; or use another --data")
 	}
-	return e
+	return a.printUp(f, info, "is up already")
 }
 
 func listenable(address string) bool {
@@ -148,6 +167,22 @@ func listenable(address string) bool {
 	return err == nil
 }
 
+// exposed tells whether others than this machine can connect to an address.
+func exposed(ctx context.Context, address string) bool {
+	if strings.HasPrefix(address, "unix:") {
+		return false
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return true
+	}
+	if host == "" {
+		return true
+	}
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	return err != nil || slices.ContainsFunc(ips, func(ip netip.Addr) bool { return !ip.Unmap().IsLoopback() })
+}
+
 func (a *app) contextPath() (string, error) {
 	if a.contextFile != "" {
 		return a.contextFile, nil
@@ -155,25 +190,28 @@ func (a *app) contextPath() (string, error) {
 	return client.ContextPath()
 }
 
-func (a *app) saveContext(info up.Info, token string) error {
+func (a *app) saveContext(info up.Info, token, data string) error {
 	path, err := a.contextPath()
 	if err != nil {
+		return err
+	}
+	if data, err = filepath.Abs(data); err != nil {
 		return err
 	}
 	if old, err := client.LoadContext(path); err == nil && old.URL != info.URL {
 		fmt.Fprintf(a.stderr, "dsec: the context file %s named %s and names this server now; --context keeps them apart\n", path, old.URL)
 	}
-	return client.SaveContext(path, client.Context{URL: info.URL, Token: token})
+	return client.SaveContext(path, client.Context{URL: info.URL, Token: token, Data: data})
 }
 
-func (a *app) printUp(f *upFlags, info up.Info) error {
+func (a *app) printUp(f *upFlags, info up.Info, state string) error {
 	if !slices.Contains(info.Backends, v1.BackendContainer) {
 		fmt.Fprintln(a.stderr, "dsec: containers do not work on this machine; 'dsec doctor' says why")
 	}
 	if f.json {
 		return a.jsonLine(info)
 	}
-	_, err := fmt.Fprintf(a.stdout, "dsec is up at %s (node %s, pid %d)\n", info.URL, info.Node, info.PID)
+	_, err := fmt.Fprintf(a.stdout, "dsec %s at %s (node %s, pid %d)\n", state, info.URL, info.Node, info.PID)
 	return err
 }
 
@@ -193,11 +231,16 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 	if err != nil {
 		return err
 	}
+	if err := up.NeedRoot(); err != nil {
+		return err
+	}
+	_, err = os.Lstat(data)
+	existed := err == nil
 	if err := os.MkdirAll(data, 0o700); err != nil {
 		return err
 	}
 	if _, err := up.Find(data); err == nil {
-		return a.alreadyUp(data, errs.New(errs.NodeRunning, "up", "a node already runs on "+data))
+		return a.alreadyUp(f, data, errs.New(errs.NodeRunning, "up", "a node already runs on "+data))
 	}
 	log, err := os.OpenFile(filepath.Join(data, "server.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -211,6 +254,9 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 	args := []string{"up", "--data", data, "--listen", f.opts.Listen, "--log-level", f.level, "--slots", fmt.Sprint(f.opts.Slots),
 		"--cpu-overcommit", fmt.Sprint(f.opts.CPUOvercommit), "--memory-overcommit", fmt.Sprint(f.opts.MemoryOvercommit),
 		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk)}
+	if f.insecure {
+		args = append(args, "--insecure")
+	}
 	for name, value := range map[string]string{"--tls-cert": f.cert, "--tls-key": f.key, "--context": a.contextFile} {
 		if value != "" {
 			if value, err = filepath.Abs(value); err != nil {
@@ -230,11 +276,15 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 	deadline := time.After(startTime)
 	for {
 		if info, err := up.Find(data); err == nil && info.PID == cmd.Process.Pid {
-			return a.printUp(f, info)
+			return a.printUp(f, info, "is up")
 		}
 		select {
 		case err := <-exited:
-			return fmt.Errorf("the server ended at once (%w); its log %s says:\n%s", err, log.Name(), tail(log.Name(), begin))
+			said := tail(log.Name(), begin)
+			if entries, rerr := os.ReadDir(data); !existed && rerr == nil && len(entries) == 1 { // the log
+				return errors.Join(fmt.Errorf("the server ended at once (%w); it says:\n%s", err, said), os.RemoveAll(data))
+			}
+			return fmt.Errorf("the server ended at once (%w); its log %s says:\n%s", err, log.Name(), said)
 		case <-deadline:
 			return fmt.Errorf("the server does not answer after %v; look at %s", startTime, log.Name())
 		case <-ctx.Done():
@@ -259,23 +309,28 @@ func (a *app) downCmd() *cobra.Command {
 	var keep, asJSON bool
 	c := &cobra.Command{
 		Use: "down", Short: "Stop this machine's server and remove its sandboxes",
-		Long: `Stops the server of a data directory, if one runs, removes all its sandboxes and what
-the node held for them. Images, tokens and the node's identity stay. With --keep,
-sandboxes go on running for the next 'dsec up' to take over (an upgrade, say).`,
+		Long: `Stops the server of a data directory, if one runs, removes all its sandboxes, what the
+node held for them, and the context file that names it. Images, tokens and the node's
+identity stay. With --keep, sandboxes go on running for the next 'dsec up' to take over
+(an upgrade, say), and the context file stays.`,
 		Example: "  dsec down\n  dsec down --data /srv/dsec --keep", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.down(cmd.Context(), data, keep, asJSON)
+			dir, err := a.dataDir(cmd, data)
+			if err != nil {
+				return err
+			}
+			return a.down(cmd.Context(), dir, keep, asJSON)
 		},
 	}
-	c.Flags().StringVar(&data, "data", up.DefaultData, "data directory")
+	c.Flags().StringVar(&data, "data", "", dataUsage)
 	c.Flags().BoolVar(&keep, "keep", false, "leave the sandboxes running")
 	c.Flags().BoolVar(&asJSON, "json", false, "print what was done as JSON")
 	return c
 }
 
 func (a *app) down(ctx context.Context, data string, keep, asJSON bool) error {
-	if data == "" {
-		return usagef("--data is empty")
+	if err := up.NeedRoot(); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // thousands of sandboxes may have to end
 	defer cancel()
@@ -287,7 +342,7 @@ func (a *app) down(ctx context.Context, data string, keep, asJSON bool) error {
 			return err
 		}
 	case !errors.Is(err, errs.NodeNotFound) || keep:
-		return err
+		return whichData(err)
 	}
 	removed := 0
 	if !keep {
@@ -296,20 +351,82 @@ func (a *app) down(ctx context.Context, data string, keep, asJSON bool) error {
 			return err
 		}
 		if removed, err = up.RemoveSandboxes(ctx, data, guest); err != nil {
+			return whichData(err)
+		}
+	}
+	if !keep {
+		if err := a.forget(data, info); err != nil {
 			return err
 		}
 	}
 	if asJSON {
-		return json.NewEncoder(a.stdout).Encode(map[string]any{"stopped": running, "removed": removed})
+		return json.NewEncoder(a.stdout).Encode(map[string]any{"stopped": running, "removed": removed, "data": data})
 	}
-	what := "no server was running"
+	what := "no server was running on " + data
 	if running {
-		what = "stopped the server"
+		what = "stopped the server of " + data
 	}
 	if keep {
 		_, err = fmt.Fprintf(a.stdout, "%s; sandboxes keep running\n", what)
 	} else {
-		_, err = fmt.Fprintf(a.stdout, "%s; removed %d sandboxes\n", what, removed)
+		_, err = fmt.Fprintf(a.stdout, "%s; removed %s\n", what, count(removed, "sandbox"))
 	}
 	return err
+}
+
+// whichData tells how to name another directory if there is no node on this one.
+func whichData(err error) error {
+	var e *errs.Error
+	if errors.As(err, &e) && e.Code == errs.NodeNotFound {
+		e.Advise("name the data directory of the node that is meant with --data DIR")
+	}
+	return err
+}
+
+// forget removes the context file if it names the server of a data directory.
+func (a *app) forget(data string, info up.Info) error {
+	path, err := a.contextPath()
+	if err != nil {
+		return nil // then there is none
+	}
+	c, err := client.LoadContext(path)
+	if err != nil {
+		return nil // nor is it of use to anybody
+	}
+	if c.Data == data || c.Data == "" && c.URL == info.URL {
+		return client.RemoveContext(path, c)
+	}
+	return nil
+}
+
+const dataUsage = "data directory (default that of the server the context file names, else " + up.DefaultData + ")"
+
+// dataDir is the directory that --data names, or that of the server which all other verbs
+// use if it is of this machine.
+func (a *app) dataDir(cmd *cobra.Command, flag string) (string, error) {
+	if cmd.Flags().Changed("data") {
+		if flag == "" {
+			return "", usagef("--data is empty")
+		}
+		return filepath.Abs(flag)
+	}
+	o, err := a.clientOptions()
+	if err != nil || o.URL == "" {
+		return up.DefaultData, err
+	}
+	path, err := a.contextPath()
+	if err != nil {
+		return "", err
+	}
+	c, err := client.LoadContext(path)
+	switch {
+	case err == nil && c.URL == o.URL && c.Data != "":
+		return c.Data, nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return "", err
+	}
+	if info, err := up.Find(up.DefaultData); err == nil && info.URL == o.URL {
+		return up.DefaultData, nil
+	}
+	return "", usagef("the server at %s says nothing of its data directory: name it with --data DIR (%s --data %s is the default's)", o.URL, cmd.CommandPath(), up.DefaultData)
 }

@@ -13,6 +13,9 @@ import (
 	"dsec/client"
 )
 
+// fewForMemory is below how many sandboxes the memory of one is overstated.
+const fewForMemory = 500
+
 // sampleEvery is how often the server's memory is read during a transfer.
 const sampleEvery = 100 * time.Millisecond
 
@@ -105,6 +108,9 @@ func Memory(ctx context.Context, t Target, n, parallel int, settle time.Duration
 		return r, err
 	}
 	r.extra("KiB_per_sandbox", float64(before-after)/1024/float64(r.OK))
+	if r.OK < fewForMemory {
+		r.Notes = append(r.Notes, fmt.Sprintf("%d sandboxes are few: what they share, and the machine's own ups and downs, count as theirs; take %d or more", r.OK, fewForMemory))
+	}
 	r.Notes = append(r.Notes, fmt.Sprintf("MemAvailable before %.1f MiB, with %d sandboxes %.1f MiB", float64(before)/(1<<20), r.OK, float64(after)/(1<<20)))
 	return r, nil
 }

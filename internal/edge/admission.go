@@ -17,6 +17,7 @@ const retryFull = time.Second
 // sandbox fits; placement elsewhere only guesses.
 type admission struct {
 	capacity v1.Resources
+	largest  v1.Resources // of one sandbox; 0: as capacity
 	reserve  Reserve
 	free     func() (disk, memory int64)
 	now      func() time.Time
@@ -40,16 +41,20 @@ func (a *admission) take(want v1.Resources) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, r := range []struct {
-		name             string
-		used, want, room int64
+		name                      string
+		used, want, room, largest int64
 	}{
-		{"slots", a.used.Slots, want.Slots, a.capacity.Slots},
-		{"cpu_millis", a.used.CPUMillis, want.CPUMillis, a.capacity.CPUMillis},
-		{"memory_bytes", a.used.MemoryBytes, want.MemoryBytes, a.capacity.MemoryBytes},
+		{"slots", a.used.Slots, want.Slots, a.capacity.Slots, a.largest.Slots},
+		{"cpu_millis", a.used.CPUMillis, want.CPUMillis, a.capacity.CPUMillis, a.largest.CPUMillis},
+		{"memory_bytes", a.used.MemoryBytes, want.MemoryBytes, a.capacity.MemoryBytes, a.largest.MemoryBytes},
 	} {
-		if r.want > r.room { // placement says so already, unless it has not heard of our capacity
-			return errs.New(errs.SpecTooLarge, "edge.admit", fmt.Sprintf("%s: %d are asked for, and the node has %d in all", r.name, r.want, r.room)).
-				With("resource", r.name).With("largest", strconv.FormatInt(r.room, 10))
+		largest := r.room
+		if r.largest > 0 {
+			largest = min(largest, r.largest)
+		}
+		if r.want > largest { // placement says so already, unless it has not heard of our capacity
+			return errs.New(errs.SpecTooLarge, "edge.admit", fmt.Sprintf("%s: %d are asked for, and one sandbox of the node has at most %d", r.name, r.want, largest)).
+				With("resource", r.name).With("largest", strconv.FormatInt(largest, 10))
 		}
 		if r.used+r.want > r.room {
 			return full(r.name, fmt.Sprintf("%d of %d are taken and %d are asked for", r.used, r.room, r.want))

@@ -55,7 +55,8 @@ type Config struct {
 	Backends  []backend.Backend
 	Images    Images
 	Cluster   Cluster
-	Capacity  v1.Resources // after overcommit
+	Capacity  v1.Resources // of all sandboxes together, after overcommit
+	Largest   v1.Resources // of one sandbox; 0: as Capacity
 	Reserve   Reserve
 	Log       *slog.Logger
 	Now       func() time.Time
@@ -105,7 +106,7 @@ func (e *Edge) Node() v1.Node {
 	disk, memory := e.admit.freeSpace()
 	return v1.Node{
 		ID: e.id, Epoch: e.epoch, Address: e.address, Hostname: e.cfg.Hostname, Version: e.cfg.Version, Backends: e.usable,
-		StartedAt: e.started, Ready: !e.stopping.Load(), Capacity: e.cfg.Capacity, Allocated: e.admit.allocated(),
+		StartedAt: e.started, Ready: !e.stopping.Load(), Capacity: e.cfg.Capacity, Largest: e.cfg.Largest, Allocated: e.admit.allocated(),
 		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
 	}
 }

@@ -62,6 +62,7 @@ type bed struct {
 	random   atomic.Uint64
 	free     atomic.Int64 // memory
 	capacity v1.Resources
+	largest  v1.Resources
 	wrap     func(backend.Backend) backend.Backend
 }
 
@@ -85,7 +86,7 @@ func (b *bed) start() *Edge {
 	}
 	e, err := Start(b.t.Context(), Config{
 		Dir: filepath.Join(b.dir, "edge"), Listen: "unix:" + filepath.Join(b.dir, "edge.sock"), Backends: []backend.Backend{be}, Images: noImages{}, Cluster: b.cluster,
-		Capacity: b.capacity, Reserve: Reserve{MemoryBytes: 1 << 30}, Log: slog.New(slog.DiscardHandler),
+		Capacity: b.capacity, Largest: b.largest, Reserve: Reserve{MemoryBytes: 1 << 30}, Log: slog.New(slog.DiscardHandler),
 		Now:    func() time.Time { return time.Unix(0, b.now.Add(int64(time.Millisecond))).UTC() },
 		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot,
 	})
@@ -241,6 +242,27 @@ func TestAdmissionNamesTheResource(t *testing.T) {
 			}
 		})
 	}
+	// Overcommit is for many: one sandbox gets no more than the machine has.
+	t.Run("largest", func(t *testing.T) {
+		t.Parallel()
+		b := newBed(t)
+		b.largest = v1.Resources{CPUMillis: 2000, MemoryBytes: 1 << 30}
+		e := b.start()
+		c := b.control(e)
+		for range 3 {
+			if _, err := b.create(c, e, func(r *v1.EdgeCreate) { r.Spec.CPUMillis, r.Spec.MemoryBytes = 2000, 1<<30 }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for resource, ask := range map[string]v1.Spec{
+			"cpu_millis": {CPUMillis: 2001, MemoryBytes: 1 << 30}, "memory_bytes": {CPUMillis: 2000, MemoryBytes: 1<<30 + 1},
+		} {
+			_, err := b.create(c, e, func(r *v1.EdgeCreate) { r.Spec.CPUMillis, r.Spec.MemoryBytes = ask.CPUMillis, ask.MemoryBytes })
+			if x := errs.Of(err); x.Code != errs.SpecTooLarge || x.Details["resource"] != resource {
+				t.Errorf("%s: %+v", resource, x)
+			}
+		}
+	})
 	t.Run("free_memory", func(t *testing.T) {
 		t.Parallel()
 		b := newBed(t)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -68,7 +70,8 @@ const (
 // Info says where a running node answers.
 type Info struct {
 	PID     int       `json:"pid"`
-	URL     string    `json:"url"`
+	URL     string    `json:"url"`    // for clients on this machine
+	Listen  string    `json:"listen"` // Options.Listen
 	Node    string    `json:"node"`
 	Version string    `json:"version"`
 	Started time.Time `json:"started_at"`
@@ -80,6 +83,7 @@ type Info struct {
 type node struct {
 	opts       Options
 	lock       *os.File
+	fresh      *fresh // nil: a node has used the data directory before
 	control    *control.Control
 	images     *imagestore.Store
 	layers     *local.Images
@@ -101,10 +105,13 @@ func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error
 		err = errors.Join(err, n.stop(cctx))
 	}()
 	token, err := n.start(ctx)
+	if err != nil && n.fresh != nil && n.layers == nil { // nothing is mounted below it yet
+		err = errors.Join(err, n.fresh.restore())
+	}
 	if err != nil {
 		return err
 	}
-	info := Info{PID: os.Getpid(), URL: url(n.control.Addr().Network(), n.control.Addr().String(), opts.TLS != nil), Node: n.edge.ID(), Version: opts.Version, Started: time.Now().UTC(), Backends: n.edge.Node().Backends}
+	info := Info{PID: os.Getpid(), URL: url(n.control.Addr(), opts.TLS), Listen: opts.Listen, Node: n.edge.ID(), Version: opts.Version, Started: time.Now().UTC(), Backends: n.edge.Node().Backends}
 	if err := n.publish(info); err != nil {
 		return err
 	}
@@ -119,29 +126,67 @@ func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error
 	}
 }
 
-func url(network, address string, secure bool) string {
-	switch {
-	case network == "unix":
-		return "unix://" + address
-	case secure:
-		return "https://" + address
+// url is where clients on this machine reach the API. One that listens on every address
+// is reached by a name of its certificate, or on loopback.
+func url(address net.Addr, secure *tls.Config) string {
+	if address.Network() == "unix" {
+		return "unix://" + address.String()
 	}
-	return "http://" + address
+	scheme, at := "http://", address.String()
+	if secure != nil {
+		scheme = "https://"
+	}
+	if tcp, ok := address.(*net.TCPAddr); ok && tcp.IP.IsUnspecified() {
+		at = net.JoinHostPort(certified(secure), strconv.Itoa(tcp.Port))
+	}
+	return scheme + at
+}
+
+// certified is a host that a certificate is good for; without one, loopback.
+func certified(secure *tls.Config) string {
+	if secure != nil && len(secure.Certificates) > 0 {
+		leaf, err := x509.ParseCertificate(secure.Certificates[0].Certificate[0])
+		if err == nil {
+			for _, name := range leaf.DNSNames {
+				if !strings.HasPrefix(name, "*") {
+					return name
+				}
+			}
+			if len(leaf.IPAddresses) > 0 {
+				return leaf.IPAddresses[0].String()
+			}
+		}
+	}
+	return "127.0.0.1"
+}
+
+// NeedRoot refuses whoever cannot run a node.
+func NeedRoot() error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	return errs.New(errs.PermissionDenied, "up", "a node needs root: it makes namespaces, mounts and control groups").
+		Advise("run this as root, with sudo say; the other verbs need only a token")
 }
 
 func (n *node) path(name string) string { return filepath.Join(n.opts.Data, name) }
 
 func (n *node) start(ctx context.Context) (token string, err error) {
-	if os.Geteuid() != 0 {
-		return "", errs.New(errs.PermissionDenied, "up", "a node needs root: it makes namespaces, mounts and control groups")
+	if err := NeedRoot(); err != nil {
+		return "", err
 	}
 	if n.opts.Data, err = filepath.Abs(n.opts.Data); err != nil {
 		return "", err
 	}
+	_, err = os.Lstat(n.opts.Data)
+	existed := err == nil
 	if err := os.MkdirAll(n.opts.Data, 0o700); err != nil {
 		return "", err
 	}
 	if n.lock, err = takeOver(ctx, n.opts.Data); err != nil {
+		return "", err
+	}
+	if n.fresh, err = untouched(n.opts.Data, existed); err != nil {
 		return "", err
 	}
 	if err := raiseLimits(); err != nil {
@@ -240,6 +285,7 @@ func (n *node) edgeConfig(backends []backend.Backend) edge.Config {
 			Slots: n.opts.Slots, CPUMillis: int64(float64(runtime.NumCPU()) * 1000 * n.opts.CPUOvercommit),
 			MemoryBytes: int64(float64(memory) * n.opts.MemoryOvercommit),
 		},
+		Largest: v1.Resources{CPUMillis: int64(runtime.NumCPU()) * 1000, MemoryBytes: memory}, // more would never be there
 		Reserve: edge.Reserve{MemoryBytes: n.opts.ReserveMemory, DiskBytes: n.opts.ReserveDisk},
 		Log:     n.opts.Log, Now: time.Now, Random: random,
 		FreeSpace: func() (disk, memory int64) {
@@ -341,6 +387,24 @@ func died(data string) bool {
 
 // acquire takes the data directory for this process.
 func acquire(path string) (*os.File, error) {
+	for {
+		f, err := flock(path)
+		if err != nil {
+			return nil, err
+		}
+		held, herr := f.Stat()
+		there, terr := os.Stat(path)
+		if herr == nil && terr == nil && os.SameFile(held, there) {
+			return f, nil
+		}
+		f.Close() // a start that failed removed it from under us
+		if herr != nil || terr != nil && !errors.Is(terr, fs.ErrNotExist) {
+			return nil, errors.Join(herr, terr)
+		}
+	}
+}
+
+func flock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err

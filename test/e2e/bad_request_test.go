@@ -156,6 +156,8 @@ func TestRefusedCommandLines(t *testing.T) {
 		{125, "image_not_found", []string{"run", "nosuch", "--", "true"}},
 		{125, "unknown_backend", []string{"run", "--backend", "nosuch", bed.Image, "--", "true"}},
 		{125, "bad_spec", []string{"run", "--memory", "1MiB", bed.Image, "--", "true"}},
+		{1, "spec_too_large", []string{"create", "--memory", "9999g", bed.Image}}, // whatever the overcommit
+		{1, "spec_too_large", []string{"create", "--cpu", "100000", bed.Image}},
 		{125, "sandbox_not_found", []string{"exec", "nosuch", "--", "true"}},
 		{1, "sandbox_not_found", []string{"rm", "nosuch"}},
 		{1, "sandbox_not_found", []string{"inspect", "nosuch"}},

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"dsec/client"
 )
 
 // treeTime is when the files of writeTree were last written.
@@ -188,5 +190,23 @@ func TestCopyRefusals(t *testing.T) {
 	shared.Fails(t, 1, "not_directory", "cp", "/etc/hostname", id+":/etc/passwd/x")
 	if left := shared.Must(t, "exec", id, "--", "ls", "/tmp"); left != "" {
 		t.Errorf("refused copies left %q", left)
+	}
+}
+
+// What cp cannot copy is said once, with something to do.
+func TestCopyErrorsHelp(t *testing.T) {
+	t.Parallel()
+	sb := shared.Sandbox(t, shared.Client(t), client.Spec{})
+	r := shared.Fails(t, 1, "path_not_found", "cp", sb.ID()+":/nonexist", ".")
+	if strings.Count(r.Stderr, "/nonexist") != 1 {
+		t.Errorf("%s", r.Stderr)
+	}
+	r = shared.Fails(t, 1, "bad_path", "cp", sb.ID()+":/dev/zero", "-")
+	if !strings.Contains(r.Stderr, "next:  read it with a command inside") {
+		t.Errorf("%s", r.Stderr)
+	}
+	r = shared.Fails(t, 125, "permission_denied", "exec", "-u", "nobody", "--cwd", "/root", sb.ID(), "--", "true")
+	if !strings.Contains(r.Stderr, "choose another --cwd") {
+		t.Errorf("%s", r.Stderr)
 	}
 }

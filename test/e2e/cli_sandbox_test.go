@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -58,7 +59,9 @@ func TestCreateListInspectRemove(t *testing.T) {
 	if two := bed.JSON[[]v1.Sandbox](t, shared, "inspect", "--json", ids[0], ids[1]); len(two) != 2 {
 		t.Errorf("inspect --json of two: %d", len(two))
 	}
-	if text := shared.Must(t, "inspect", ids[0]); !strings.Contains(text, ids[0]) || !strings.Contains(text, "running") {
+	if text := shared.Must(t, "inspect", ids[0]); !strings.Contains(text, ids[0]) || !strings.Contains(text, "running") ||
+		!regexp.MustCompile(`(?m)^of that, ms +[a-z]+ \d`).MatchString(text) || !regexp.MustCompile(`(?m)^hostname +`+ids[0]+`$`).MatchString(text) ||
+		!regexp.MustCompile(`(?m)^user, directory +root, /$`).MatchString(text) {
 		t.Errorf("inspect:\n%s", text)
 	}
 	if got := shared.Must(t, "rm", ids[0]); got != ids[0] {

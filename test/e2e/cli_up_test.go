@@ -2,12 +2,15 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +19,28 @@ import (
 	"dsec/internal/backend/container/cgroup"
 	"dsec/test/bed"
 )
+
+// The example of a recipe with steps does what it says.
+func TestRecipeWithSteps(t *testing.T) {
+	t.Parallel()
+	shared.Must(t, "image", "build", "with-steps", "-f", "../../images/with-steps/recipe.yaml")
+	defer shared.Must(t, "image", "rm", "with-steps")
+	if out := shared.Must(t, "run", "with-steps", "--", "greet"); out != "hello from the recipe" {
+		t.Errorf("%q", out)
+	}
+	if out := shared.Must(t, "run", "with-steps", "--", "sh", "-c", "id -un; pwd; ls -ln greeting"); !strings.HasPrefix(out, "agent\n/srv/data\n-rw-r--r--    1 1000     1000 ") {
+		t.Errorf("%q", out)
+	}
+	bad := filepath.Join(t.TempDir(), "recipe.yaml")
+	for text, code := range map[string]string{
+		"from: scratch\nfrum: x\n": "bad_request", "from: busybox\nsteps: [{run: ls /none}]\n": "build_failed", "from: with-steps\n": "bad_request",
+	} {
+		if err := os.WriteFile(bad, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		shared.Fails(t, 1, code, "image", "build", "bad", "-f", bad)
+	}
+}
 
 // Images cannot be mounted from tmpfs, which must be said before anything is created.
 func TestDataDirectoryOnTmpfsIsRefused(t *testing.T) {
@@ -55,8 +80,134 @@ func TestDataDirectoryOnTmpfsIsRefused(t *testing.T) {
 			t.Errorf("%+v", b)
 		}
 	}
-	if left, err := os.ReadDir(data); err != nil || len(left) > 2 { // its lock and the log
-		t.Errorf("left in the data directory: %v, %v", left, err)
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// A server that cannot start leaves nothing in a new data directory.
+func TestRefusedUpLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for _, flags := range [][]string{nil, {"--detach"}} {
+		dir := t.TempDir()
+		shared.Fails(t, 1, "address_in_use", append([]string{"up", "--data", dir + "/new", "--listen", "unix:" + shared.Sock}, flags...)...)
+		if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+			t.Errorf("up %v left %v, %v", flags, left, err)
+		}
+	}
+	old := t.TempDir()
+	if err := os.WriteFile(old+"/mine", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	shared.Fails(t, 1, "address_in_use", "up", "--data", old, "--listen", "unix:"+shared.Sock)
+	if left, err := os.ReadDir(old); err != nil || len(left) != 1 || left[0].Name() != "mine" {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
+
+// Without --data, the verbs of this machine are about the server that all others use.
+func TestDownAndDoctorFollowTheContext(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	file := filepath.Join(b.Dir, "config", "dsec", "context.json")
+	id := b.Must(t, "create", bed.Image)
+	var report struct {
+		Items []struct{ Kind, Sandbox, Owner string }
+	}
+	r := b.CLI(t, "doctor", "--audit", "--json")
+	if err := json.Unmarshal([]byte(r.Stdout), &report); err != nil {
+		t.Fatalf("%v: %s%s", err, r.Stdout, r.Stderr)
+	}
+	known := false
+	for _, i := range report.Items {
+		known = known || i.Kind == "process" && i.Sandbox == id && i.Owner == "sandboxes"
+	}
+	if !known {
+		t.Errorf("the audit does not know the server's sandbox: %s", r.Stdout)
+	}
+	if out := b.Must(t, "doctor", "--json"); !strings.Contains(out, "file system of "+b.Data) {
+		t.Errorf("doctor: %s", out)
+	}
+	b.Kill(t)
+	r = b.CLI(t, "doctor", "--audit")
+	for _, next := range []string{"'dsec up --data " + b.Data + "' adopts", "'dsec down --data " + b.Data + "' removes"} {
+		if r.Code != 1 || !strings.Contains(r.Stderr, next) {
+			t.Errorf("the audit of a dead server does not say %q: %s", next, r.Stderr)
+		}
+	}
+	if err := b.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	out := b.Must(t, "down")
+	if out != "stopped the server of "+b.Data+"; removed 1 sandbox" {
+		t.Errorf("%s", out)
+	}
+	if _, err := os.Stat(file); !os.IsNotExist(err) {
+		t.Errorf("the context file still names a server that is no more: %v", err)
+	}
+	// What the file says of another server stays, and is not guessed to be the default's.
+	other := filepath.Join(t.TempDir(), "context.json")
+	if err := os.WriteFile(other, []byte(`{"url":"http://127.0.0.1:1","token":"x"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r := b.Fails(t, 2, "", "down", "--context", other); !strings.Contains(r.Stderr, "--data DIR") {
+		t.Errorf("%s", r.Stderr)
+	}
+	b.Must(t, "down", "--context", other, "--data", b.Data)
+	if _, err := os.Stat(other); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whoever is not root is told so, by every way to run a node.
+func TestNodeNeedsRoot(t *testing.T) {
+	t.Parallel()
+	program, err := os.ReadFile(shared.Bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(dir, "dsec")
+	if err := os.WriteFile(bin, program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"up"}, {"up", "--detach"}, {"down"}} {
+		cmd := exec.CommandContext(t.Context(), bin, append(args, "--data", dir+"/data")...)
+		cmd.Env, cmd.Dir = []string{"HOME=/nonexistent"}, "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "next:  run this as root") {
+			t.Errorf("%v: %v: %s", args, err, out)
+		}
+	}
+}
+
+// A context file that cannot be used says why and what to do.
+func TestBadContextFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "context.json")
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{path, path + ".none", t.TempDir()} {
+		if r := shared.Fails(t, 1, "local_file", "ls", "--context", p); !strings.Contains(r.Stderr, p) || !strings.Contains(r.Stderr, "next: ") {
+			t.Errorf("%s", r.Stderr)
+		}
+	}
+}
+
+// A server on every address says so, and names one that can be used.
+func TestUpOnTheNetworkWithoutTLS(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{NoImage: true, Flags: []string{"--listen", "0.0.0.0:0", "--insecure"}})
+	if !strings.Contains(b.Log(), "WARNING: 0.0.0.0:0 is open to the network") {
+		t.Errorf("no warning: %s", b.Log())
+	}
+	v := bed.JSON[struct{ URL string }](t, b, "version", "--json")
+	if !strings.HasPrefix(v.URL, "http://127.0.0.1:") {
+		t.Errorf("it answers at %s", v.URL)
 	}
 }
 

@@ -492,6 +492,8 @@ func TestUpTwiceOnOneDataDirectory(t *testing.T) {
 		{"up", "--detach", "--data", b.Data, "--listen", "unix:" + b.Dir + "/second.sock"},
 	} {
 		path := filepath.Join(t.TempDir(), "context.json")
+		b.Must(t, append(args[:len(args)-2:len(args)-2], "--context", path)...)
+		b.Must(t, "ls", "--context", path)
 		r := b.Fails(t, 1, "node_running", append(args, "--context", path)...)
 		if !strings.Contains(r.Stderr, "unix://"+b.Sock) {
 			t.Errorf("it does not say where the node answers: %s", r.Stderr)

@@ -14,6 +14,7 @@ package errs
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"time"
 )
@@ -71,6 +72,7 @@ const (
 	ImageInUse        Code = "image_in_use"
 	ImageCorrupt      Code = "image_corrupt"
 	ImageUnsupported  Code = "image_unsupported"
+	BuildFailed       Code = "build_failed"
 	NodeNotFound      Code = "node_not_found"
 	TokenNotFound     Code = "token_not_found"
 	ProcessNotFound   Code = "process_not_found"
@@ -139,10 +141,11 @@ var Table = []Row{
 	{SandboxGone, Gone, 410, false, false, "the sandbox was removed; create a new one"},
 	{SandboxLost, Lost, 410, true, true, "the node restarted and its sandboxes are lost; create a new one"},
 	{SandboxNotRunning, Conflict, 409, false, false, "look at its state with 'dsec inspect'"},
-	{ImageNotFound, NotFound, 404, false, false, "list images with 'dsec image ls', or import one"},
+	{ImageNotFound, NotFound, 404, false, false, "list images with 'dsec image ls'; 'dsec image import' or 'dsec image build' makes one"},
 	{ImageInUse, Conflict, 409, false, false, "remove the sandboxes that use it first"},
 	{ImageCorrupt, Corrupt, 422, false, false, "the source is damaged; make or fetch it again"},
 	{ImageUnsupported, Unsupported, 422, false, false, "import a directory, tar, docker-archive or OCI layout"},
+	{BuildFailed, Invalid, 422, false, false, "its output says why; correct the recipe or what it needs"},
 	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec node ls'; 'dsec up' starts one"},
 	{TokenNotFound, NotFound, 404, false, false, "list tokens with 'dsec token ls'"},
 	{ProcessNotFound, NotFound, 404, false, false, "list processes with 'dsec ps ID'"},
@@ -271,8 +274,31 @@ func (e *Error) Because(err error) *Error { e.Cause = err; return e }
 // Class returns the class of e's code.
 func (e *Error) Class() Class { return Lookup(e.Code).Class }
 
+// Advise sets a hint that fits better than the one of e's code, and returns e.
+func (e *Error) Advise(hint string) *Error { return e.With(hintKey, hint) }
+
+// hintKey is the detail that holds a hint of its own, so that it travels.
+const hintKey = "hint"
+
+// Facts are the details without the hint.
+func (e *Error) Facts() map[string]string {
+	if e.Details[hintKey] == "" {
+		return e.Details
+	}
+	facts := maps.Clone(e.Details)
+	if delete(facts, hintKey); len(facts) == 0 {
+		return nil
+	}
+	return facts
+}
+
 // Hint returns what the user can do.
-func (e *Error) Hint() string { return Lookup(e.Code).Hint }
+func (e *Error) Hint() string {
+	if h := e.Details[hintKey]; h != "" {
+		return h
+	}
+	return Lookup(e.Code).Hint
+}
 
 // Error renders "phase: message: cause (code)".
 func (e *Error) Error() string {

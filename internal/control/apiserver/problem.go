@@ -114,6 +114,9 @@ func fromHuma(m *huma.ErrorModel) error {
 		}
 	}
 	e := errs.New(code, "request.validate", message)
+	if strings.HasPrefix(message, "unknown content type") {
+		e.Advise("send JSON, with the header Content-Type: application/json (curl --json does)")
+	}
 	if field != "" {
 		e.With("field", field)
 	}

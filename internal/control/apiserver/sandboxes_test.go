@@ -220,6 +220,16 @@ func TestLostNodeAndItsReturn(t *testing.T) {
 	w.problem("sandbox_gone", "GET", "/v1/sandboxes/"+sb.ID, nil)
 }
 
+// What curl -d sends is said to be no JSON, and what to do.
+func TestContentTypeHint(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.problem("bad_request", "POST", "/v1/sandboxes", `{"backend":"hollow"}`, header{"Content-Type", "application/x-www-form-urlencoded"})
+	if !strings.Contains(p.Hint, "Content-Type: application/json") {
+		t.Errorf("%+v", p)
+	}
+}
+
 func TestEdgeThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -163,14 +163,14 @@ func (p *Placer) filter(loads []watcher.NodeLoad, need Need, tried map[string]bo
 		backend bool
 		ready   int
 		large   bool         // some node, now usable or not, has room for it when empty
-		largest v1.Resources // what one node has, of each
+		largest v1.Resources // what some node gives one sandbox, of each
 	)
 	for _, l := range loads {
 		runs := slices.Contains(l.Node.Backends, need.Backend)
-		fits := shortOf(l.Node.Capacity, v1.Resources{}, need.Resources) == nil
+		fits := shortOf(mostOf(l.Node), v1.Resources{}, need.Resources) == nil
 		if runs {
 			large = large || fits
-			largest = atLeast(largest, l.Node.Capacity)
+			largest = atLeast(largest, mostOf(l.Node))
 		}
 		if !l.Node.Ready || tried[l.Node.ID] {
 			continue
@@ -271,6 +271,20 @@ func shortOf(capacity, used, need v1.Resources) *errs.Error {
 	return nil
 }
 
+// mostOf is what a node gives one sandbox; 0 is no limit.
+func mostOf(n *v1.Node) v1.Resources {
+	smaller := func(a, b int64) int64 {
+		if a == 0 || b == 0 {
+			return max(a, b)
+		}
+		return min(a, b)
+	}
+	return v1.Resources{
+		Slots: smaller(n.Capacity.Slots, n.Largest.Slots), CPUMillis: smaller(n.Capacity.CPUMillis, n.Largest.CPUMillis),
+		MemoryBytes: smaller(n.Capacity.MemoryBytes, n.Largest.MemoryBytes),
+	}
+}
+
 // atLeast is the larger of each resource; 0 is no limit.
 func atLeast(a, b v1.Resources) v1.Resources {
 	larger := func(a, b int64) int64 {
@@ -290,11 +304,11 @@ const unlimited = math.MaxInt64
 func tooLarge(largest, need v1.Resources) *errs.Error {
 	switch {
 	case need.MemoryBytes > largest.MemoryBytes:
-		return errs.New(errs.SpecTooLarge, "placement", fmt.Sprintf("memory: %d MiB are asked for, and the largest node gives its sandboxes %d MiB in all",
+		return errs.New(errs.SpecTooLarge, "placement", fmt.Sprintf("memory: %d MiB are asked for, and the largest node gives a sandbox %d MiB at most",
 			need.MemoryBytes>>20, largest.MemoryBytes>>20)).
 			With("resource", "memory").With("wanted", fmt.Sprint(need.MemoryBytes)).With("largest", fmt.Sprint(largest.MemoryBytes))
 	case need.CPUMillis > largest.CPUMillis:
-		return errs.New(errs.SpecTooLarge, "placement", fmt.Sprintf("cpu: %g cores are asked for, and the largest node gives its sandboxes %g in all",
+		return errs.New(errs.SpecTooLarge, "placement", fmt.Sprintf("cpu: %g cores are asked for, and the largest node gives a sandbox %g at most",
 			float64(need.CPUMillis)/1000, float64(largest.CPUMillis)/1000)).
 			With("resource", "cpu").With("wanted", fmt.Sprint(need.CPUMillis)).With("largest", fmt.Sprint(largest.CPUMillis))
 	}

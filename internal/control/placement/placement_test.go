@@ -204,6 +204,8 @@ func TestNoNode(t *testing.T) {
 	largeUnready.Node.Capacity.MemoryBytes, largeFull.Node.Capacity.MemoryBytes = 1e7, 1e7
 	largeUnready.Node.Ready = false
 	largeFull.Used = v1.Resources{Slots: 5}
+	small := node("a", 5000) // much in all, but a small machine
+	small.Node.Largest = v1.Resources{MemoryBytes: 1e6 - 1}
 	for name, c := range map[string]struct {
 		load     []watcher.NodeLoad
 		need     Need
@@ -216,6 +218,7 @@ func TestNoNode(t *testing.T) {
 		"backend":                    {[]watcher.NodeLoad{node("a", 5)}, Need{Backend: v1.BackendHollow}, errs.NoNode, "", true},
 		"full":                       {[]watcher.NodeLoad{full}, one, errs.NodeFull, "slots", true},
 		"too big for any":            {[]watcher.NodeLoad{node("a", 5)}, big, errs.SpecTooLarge, "memory", false},
+		"too big for one sandbox":    {[]watcher.NodeLoad{small}, big, errs.SpecTooLarge, "memory", false},
 		"the large one is not ready": {[]watcher.NodeLoad{node("a", 5), largeUnready}, big, errs.NodeFull, "", true},
 		"the large one is full":      {[]watcher.NodeLoad{node("a", 5), largeFull}, big, errs.NodeFull, "slots", true},
 	} {

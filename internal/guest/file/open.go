@@ -171,7 +171,34 @@ func fail(action, path string, err error) error {
 	if ok {
 		code = codeOf(errno)
 	}
-	return errs.Wrap(code, phase, action+" "+strconv.Quote(shorten(path)), err)
+	err = errs.Wrap(code, phase, action+" "+strconv.Quote(shorten(path)), err)
+	if hint := hintOf(errno); hint != "" {
+		errs.Of(err).Advise(hint)
+	}
+	return err
+}
+
+// hintOf is what to do where the hint of codeOf's code would mislead.
+func hintOf(e syscall.Errno) string {
+	switch e {
+	case syscall.ENOTEMPTY:
+		return "the directory is not empty: remove what it holds too, or choose another path"
+	case syscall.EROFS:
+		return "it is on a file system that nobody may write to; choose another path"
+	case syscall.ETXTBSY:
+		return "a process runs this program: end it first, or write a new file and move it there"
+	case syscall.ENAMETOOLONG:
+		return "a name has at most 255 bytes, a path 4095"
+	case syscall.ELOOP:
+		return "its links lead in a circle, or into /proc; name what they should point to"
+	case syscall.EXDEV:
+		return "the two paths are on different file systems: copy, then remove"
+	case syscall.EBUSY:
+		return "something is mounted there or uses it; choose another path"
+	case syscall.EINVAL, syscall.ENXIO:
+		return "the kernel refuses this for such a file; choose another path"
+	}
+	return ""
 }
 
 func codeOf(e syscall.Errno) errs.Code {

@@ -69,7 +69,8 @@ func regular(mode uint32, path string) error {
 	case syscall.S_IFDIR:
 		return fail("open", path, syscall.EISDIR)
 	}
-	return errs.New(errs.BadPath, phase, strconv.Quote(path)+" is a device, pipe or socket, not a file")
+	return errs.New(errs.BadPath, phase, strconv.Quote(path)+" is a device, pipe or socket, not a file").
+		Advise("read it with a command inside the sandbox, such as head -c SIZE")
 }
 
 // Read reads the next bytes of the range.

@@ -299,7 +299,8 @@ func (p *Process) explain(path, cwd string, err error) (*errs.Error, error) {
 			return syscall.Stat(cwd+"/.", &st)
 		})
 		if cant != nil {
-			return nil, errs.New(errs.PermissionDenied, "guest.start", "user "+p.User.Name+" may not enter "+strconv.Quote(cwd))
+			return nil, errs.New(errs.PermissionDenied, "guest.start", "user "+p.User.Name+" may not enter the working directory "+strconv.Quote(cwd)).
+				Advise("choose another --cwd, such as /tmp")
 		}
 	}
 	return notExecutable(p.Spec.Cmd, path, errno), nil

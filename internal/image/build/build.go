@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -35,7 +36,7 @@ func Build(ctx context.Context, r *Recipe, out io.Writer, opts Options) error {
 		opts.Progress = func(string) {}
 	}
 	if os.Geteuid() != 0 {
-		return errs.New(errs.PermissionDenied, phase, "building an image needs root: owners and devices must be real")
+		return errs.New(errs.PermissionDenied, phase, "building an image needs root: owners and devices must be real").Advise("run it as root")
 	}
 	tmp, err := os.MkdirTemp(opts.TempDir, "dsec-build-")
 	if err != nil {
@@ -82,9 +83,13 @@ func (b *builder) step(ctx context.Context, s Step) error {
 		b.tell("copy " + s.Copy.Src + " to " + s.Copy.Dest)
 		return b.copy(ctx, *s.Copy)
 	}
-	first, _, _ := strings.Cut(s.Run, "\n")
-	b.tell("run " + first)
+	b.tell("run " + firstLine(s.Run))
 	return b.run(ctx, s.Run)
+}
+
+func firstLine(s string) string {
+	first, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	return first
 }
 
 // enter prepares a root file system for commands and runs one in it. $1 is the
@@ -111,7 +116,7 @@ func (b *builder) run(ctx context.Context, command string) error {
 	}()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", enter, "sh", b.root, command)
 	cmd.Env = b.env()
-	return b.tool(ctx, cmd)
+	return b.tool(ctx, strconv.Quote(firstLine(command)), cmd)
 }
 
 // mountPoints makes what enter mounts over and the image lacks; it returns what it made.
@@ -152,7 +157,7 @@ func (b *builder) env() []string {
 
 // tool runs a command in mount and PID namespaces of its own, passing its output
 // on line by line; ending the command ends all it started.
-func (b *builder) tool(ctx context.Context, cmd *exec.Cmd) error {
+func (b *builder) tool(ctx context.Context, what string, cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:   unix.CLONE_NEWPID,
 		Unshareflags: unix.CLONE_NEWNS, // private mounts, too
@@ -169,7 +174,11 @@ func (b *builder) tool(ctx context.Context, cmd *exec.Cmd) error {
 	if err := ctx.Err(); err != nil {
 		return errs.Wrap(errs.RequestCanceled, phase, "build image", err)
 	}
-	e := errs.New(errs.BadRequest, phase, filepath.Base(cmd.Path)+" ended with an error; its last lines: "+strings.Join(lines.last, " | ")).Because(err)
+	said := what + " ended with an error"
+	if len(lines.last) > 0 {
+		said += "; its last lines: " + strings.Join(lines.last, " | ")
+	}
+	e := errs.New(errs.BuildFailed, phase, said).Because(err)
 	if strings.Contains(strings.Join(lines.last, "\n"), "No space left on device") {
 		e.Code, e.Retryable, e.Infra = errs.DiskFull, true, true
 	}

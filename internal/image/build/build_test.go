@@ -47,9 +47,25 @@ func TestRecipes(t *testing.T) {
 			t.Errorf("%s: got %v, want %q in it", c.name, err, c.want)
 		}
 	}
+	for _, text := range []string{"from: scratch\nfro: x\n", "from: scratch\nsteps:\n  - copy: {src: a, dst: /b}\n"} {
+		_, err := Parse([]byte(text), ".")
+		const fields = "from, suite, packages, steps, env, user, workdir, cmd, labels; in a step: copy, run; in copy: src, dest, mode, user"
+		if hint := errs.Of(err).Hint(); !strings.HasSuffix(hint, fields) {
+			t.Errorf("%q: the hint is %q", text, hint)
+		}
+	}
 	shipped, err := filepath.Glob("../../../images/*/recipe.yaml")
-	if err != nil || len(shipped) < 3 {
+	if err != nil || len(shipped) < 4 {
 		t.Fatalf("shipped recipes: %v, %v", shipped, err)
+	}
+	manual, err := os.ReadFile("../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, _ := strings.Cut(string(manual), "```yaml\n")
+	example, _, found := strings.Cut(example, "```")
+	if _, err := Parse([]byte(example), "."); err != nil || !found {
+		t.Errorf("the example of the manual: %v", err)
 	}
 	for _, f := range shipped {
 		if _, err := Load(f); err != nil {
@@ -178,8 +194,14 @@ func TestAFailingCommandSaysWhichAndLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = Build(t.Context(), r, io.Discard, Options{TempDir: tmp})
-	if !errors.Is(err, errs.BadRequest) || !strings.Contains(err.Error(), "step 1") || !strings.Contains(err.Error(), "about to fail") {
+	if !errors.Is(err, errs.BuildFailed) || !strings.Contains(err.Error(), `step 1: image.build: "echo about to fail; exit 3" ended`) || !strings.Contains(err.Error(), "lines: about to fail") {
 		t.Errorf("got %v", err)
+	}
+	if r, err = Parse([]byte("from: busybox\nsteps: [{run: exit 3}]\n"), tmp); err != nil {
+		t.Fatal(err)
+	}
+	if err := Build(t.Context(), r, io.Discard, Options{TempDir: tmp}); !errors.Is(err, errs.BuildFailed) || strings.Contains(err.Error(), "last lines") {
+		t.Errorf("one that says nothing: %v", err)
 	}
 	left(t, tmp)
 }

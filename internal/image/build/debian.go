@@ -51,7 +51,7 @@ func (b *builder) debian(ctx context.Context) error {
 	b.tell("debian " + b.recipe.Suite + " with " + strings.Join(b.recipe.Packages, " "))
 	cmd := exec.CommandContext(ctx, bin, append(args, sources...)...)
 	cmd.Env = append(b.env(), "TMPDIR="+filepath.Dir(b.root))
-	return b.tool(ctx, cmd)
+	return b.tool(ctx, "mmdebstrap", cmd)
 }
 
 // hostSuite returns the release that this machine runs, or "".

@@ -1,10 +1,12 @@
 package build
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"sort"
 	"strconv"
@@ -78,12 +80,33 @@ func Load(file string) (*Recipe, error) {
 func Parse(p []byte, dir string) (*Recipe, error) {
 	r := &Recipe{dir: dir}
 	if err := yaml.UnmarshalWithOptions(p, r, yaml.Strict()); err != nil {
-		return nil, errs.New(errs.BadRequest, phase, strings.TrimSpace(yaml.FormatError(err, false, true)))
+		said := strings.TrimSpace(yaml.FormatError(err, false, true))
+		e := errs.New(errs.BadRequest, phase, said)
+		var unknown *yaml.UnknownFieldError
+		if errors.As(err, &unknown) {
+			e.Advise("use the fields that there are: " + Fields())
+		}
+		return nil, e
 	}
 	if err := r.check(); err != nil {
 		return nil, errs.New(errs.BadRequest, phase, err.Error())
 	}
 	return r, nil
+}
+
+// Fields lists what a recipe may have.
+func Fields() string {
+	list := func(t reflect.Type) string {
+		var names []string
+		for i := range t.NumField() {
+			if name := t.Field(i).Tag.Get("yaml"); name != "" {
+				names = append(names, name)
+			}
+		}
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s; in a step: %s; in copy: %s",
+		list(reflect.TypeFor[Recipe]()), list(reflect.TypeFor[Step]()), list(reflect.TypeFor[Copy]()))
 }
 
 func (r *Recipe) check() error {
@@ -102,9 +125,9 @@ func (r *Recipe) check() error {
 			return fmt.Errorf("suite and packages are for from: debian, not %s", r.From)
 		}
 	case "":
-		return fmt.Errorf("from is missing: debian, busybox or scratch")
+		return errors.New("from is missing: debian, busybox or scratch")
 	default:
-		return fmt.Errorf("from %q: use debian, busybox or scratch", r.From)
+		return fmt.Errorf("from %q: use debian, busybox or scratch; an image that was imported cannot be built upon yet", r.From)
 	}
 	for i, s := range r.Steps {
 		if err := s.check(); err != nil {

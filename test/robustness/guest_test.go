@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"testing"
 	"time"
 
@@ -150,6 +151,35 @@ func TestGuestKilledWhileTheServerIsAway(t *testing.T) {
 		}
 	}
 	same(t, b, before)
+}
+
+// A guest has a thread to spare before a sandbox can be at its limit of processes: the Go
+// runtime would end the guest if it could make none.
+func TestGuestHasASpareThread(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	sb := b.Sandbox(t, b.Client(t), client.Spec{})
+	if _, err := sb.Run(t.Context(), "true"); err != nil {
+		t.Fatal(err)
+	}
+	pid, err := b.GuestPID(sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	threads := func() int {
+		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	// Main, the runtime's monitor, the waiter, one at work and the spare one.
+	bed.Eventually(t, "the guest has a spare thread", func() error {
+		if n := threads(); n < 5 {
+			return fmt.Errorf("%d threads", n)
+		}
+		return nil
+	})
 }
 
 func TestForkBombHurtsNobodyElse(t *testing.T) {

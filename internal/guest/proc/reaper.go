@@ -40,6 +40,7 @@ func (r *Reaper) Start(fork func() (int, error), registered func(pid int), exite
 		}
 		r.waiter = w
 		go r.run(w)
+		spareThread()
 	}
 	pid, err := r.oom.fork(fork)
 	if err != nil {

@@ -18,6 +18,9 @@ func (e *Edge) remove(ctx context.Context, id string) error {
 	if s == nil {
 		return e.absent(id)
 	}
+	if s.backend == nil { // nothing can end it now, and nothing may forget it
+		return s.snapshot().Error.Err()
+	}
 	err := e.transition(s, v1.StateStopping, nil)
 	if err == nil {
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTime)

@@ -58,6 +58,7 @@ const (
 func openJournal(path string) (*journal, []record, error) {
 	j := &journal{path: path, live: map[string][]byte{}, gone: newRecent(goneSize)}
 	records := map[string]record{}
+	var whole int64 // bytes of the file that are whole lines
 	data, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
@@ -74,6 +75,7 @@ func openJournal(path string) (*journal, []record, error) {
 			}
 			return nil, nil, fmt.Errorf("journal %s, line %d: %w", path, n, perr)
 		}
+		whole += int64(len(line))
 		for _, id := range rec.Gone {
 			j.gone.add(id)
 		}
@@ -89,7 +91,10 @@ func openJournal(path string) (*journal, []record, error) {
 		j.live[rec.Sandbox.ID] = line
 	}
 	if err := j.compact(); err != nil {
-		return nil, nil, err
+		// A full disk must not keep us from what runs: the old file goes on.
+		if len(data) == 0 || j.reuse(whole) != nil {
+			return nil, nil, err
+		}
 	}
 	out := make([]record, 0, len(records))
 	for _, r := range records {
@@ -208,6 +213,24 @@ func (j *journal) compact() error {
 		j.file.Close()
 	}
 	j.file, j.bytes, j.kept, j.stale = f, size+kept, kept, false
+	return nil
+}
+
+// reuse appends to the file as it is, after its last whole line, and has a later write
+// try to compact it.
+func (j *journal) reuse(whole int64) error {
+	f, err := os.OpenFile(j.path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	if err := f.Truncate(whole); err != nil {
+		f.Close()
+		return err
+	}
+	j.file, j.bytes, j.kept, j.stale = f, whole, 0, true
+	for _, line := range j.live {
+		j.kept += int64(len(line))
+	}
 	return nil
 }
 

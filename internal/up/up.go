@@ -302,11 +302,28 @@ func (n *node) publish(info Info) error {
 	if err != nil {
 		return err
 	}
+	b = append(b, '\n')
 	tmp := n.path("run.json.new")
-	if err := os.WriteFile(tmp, append(b, '\n'), 0o600); err != nil {
-		return err
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		// On a full disk there may still be room in the file that a killed node left.
+		if os.Remove(tmp); overwrite(n.path("run.json"), b) != nil {
+			return err
+		}
+		return nil
 	}
 	return os.Rename(tmp, n.path("run.json"))
+}
+
+func overwrite(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Truncate(int64(len(b)))
+	}
+	return errors.Join(err, f.Close())
 }
 
 // lingerTime bounds how long what a killed node had just forked may hold its lock.

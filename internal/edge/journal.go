@@ -235,8 +235,8 @@ func (j *journal) reuse(whole int64) error {
 }
 
 // Emptied notes in the journal of an edge's directory, whose edge does not run, that none
-// of its sandboxes is left. A journal that cannot be read has nothing more to say.
-func Emptied(dir string) error {
+// of its sandboxes is left but those named. A journal that cannot be read has nothing more to say.
+func Emptied(dir string, left ...string) error {
 	path := filepath.Join(dir, "journal")
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -246,6 +246,9 @@ func Emptied(dir string) error {
 		return os.Remove(path)
 	}
 	for _, rec := range records {
+		if slices.Contains(left, rec.Sandbox.ID) {
+			continue
+		}
 		if nerr := j.note(record{Sandbox: v1.Sandbox{ID: rec.Sandbox.ID}, Removed: true}); nerr != nil {
 			err = nerr
 		}

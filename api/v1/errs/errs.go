@@ -142,7 +142,7 @@ var Table = []Row{
 	{SandboxNotRunning, Conflict, 409, false, false, "look at its state with 'dsec inspect'"},
 	{ImageNotFound, NotFound, 404, false, false, "list images with 'dsec image ls', or import one"},
 	{ImageInUse, Conflict, 409, false, false, "remove the sandboxes that use it first"},
-	{ImageCorrupt, Corrupt, 422, false, false, "the source is damaged; make or fetch it again"},
+	{ImageCorrupt, Corrupt, 422, false, false, "the source, or what is stored of it, is damaged; make or fetch it again, and import it"},
 	{ImageUnsupported, Unsupported, 422, false, false, "import a directory, tar, docker-archive or OCI layout"},
 	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec node ls'; 'dsec up' starts one"},
 	{TokenNotFound, NotFound, 404, false, false, "list tokens with 'dsec token ls'"},

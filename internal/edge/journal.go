@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 )
 
 // record is what the edge must know of a sandbox after its own death.
@@ -73,7 +74,7 @@ func openJournal(path string) (*journal, []record, error) {
 			if _, err := r.Peek(1); err == io.EOF {
 				break
 			}
-			return nil, nil, fmt.Errorf("journal %s, line %d: %w", path, n, perr)
+			return nil, nil, errs.New(errs.DataCorrupt, "edge.journal", fmt.Sprintf("line %d of %s is damaged", n, path)).Because(perr)
 		}
 		whole += int64(len(line))
 		for _, id := range rec.Gone {

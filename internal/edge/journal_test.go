@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 )
 
 func recordOf(id string, generation uint64) record {
@@ -110,8 +112,8 @@ func TestJournalRefusesDamage(t *testing.T) {
 	if err := os.WriteFile(path, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := openJournal(path); err == nil {
-		t.Error("a damaged line in the middle was passed over")
+	if _, _, err := openJournal(path); !errors.Is(err, errs.DataCorrupt) || !strings.Contains(err.Error(), path) {
+		t.Errorf("a damaged line in the middle: %v", err)
 	}
 }
 

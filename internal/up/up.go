@@ -161,6 +161,9 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 		Listen: n.opts.Listen, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
 		Metrics: prometheus.NewRegistry(), Log: n.opts.Log, Version: n.opts.Version,
 	})
+	if errors.Is(err, errs.DataCorrupt) {
+		return "", corrupt(err, "it holds tokens, image names and claims of idempotency keys, which are lost; sandboxes and image contents are not: 'mv %[1]s/etcd %[1]s/etcd.damaged', then 'dsec up'", n.opts.Data)
+	}
 	if err != nil {
 		return "", fmt.Errorf("start the control plane: %w", err)
 	}
@@ -173,12 +176,20 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 		return "", err
 	}
 	n.edge, err = edge.Start(ctx, n.edgeConfig(backends))
+	if errors.Is(err, errs.DataCorrupt) {
+		return "", corrupt(err, "it tells which sandboxes run, so none of them can be taken over: 'dsec down --data %s' removes them all, and the file; then 'dsec up' starts anew, with images and tokens", n.opts.Data)
+	}
 	if err != nil {
 		return "", fmt.Errorf("start the edge: %w", err)
 	}
 	wait, cancel := context.WithTimeout(ctx, stopTime)
 	defer cancel()
 	return token, n.control.WaitEdge(wait, 1)
+}
+
+// corrupt says what becomes of a data directory with a damaged file.
+func corrupt(cause error, format, data string) error {
+	return errs.New(errs.DataCorrupt, "up", errs.Of(cause).Message+"; "+fmt.Sprintf(format, data)).Because(errs.Of(cause).Cause)
 }
 
 // backends prepares those this build has. One that cannot work here is left out, with

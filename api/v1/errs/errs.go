@@ -91,6 +91,7 @@ const (
 	NodeRunning       Code = "node_running"
 	AddressInUse      Code = "address_in_use"
 	DataUnsuitable    Code = "data_unsuitable"
+	DataCorrupt       Code = "data_corrupt"
 	BodyTooLarge      Code = "body_too_large"
 	NodeFull          Code = "node_full"
 	NoNode            Code = "no_node"
@@ -164,6 +165,7 @@ var Table = []Row{
 	{NodeRunning, Conflict, 409, false, false, "use it; or stop it with 'dsec down', or use another --data"},
 	{AddressInUse, Conflict, 409, false, false, "another program listens there: stop it, or choose another --listen"},
 	{DataUnsuitable, Unsupported, 501, false, false, "choose a --data on a disk, such as ext4 or xfs"},
+	{DataCorrupt, Corrupt, 500, false, true, "the message says what is lost, and the command that starts anew without it"},
 	{BodyTooLarge, TooLarge, 413, false, false, "send it as a stream, or in parts below the limit"},
 	{NodeFull, Capacity, 503, true, true, "wait for the retry-after time or remove sandboxes"},
 	{NoNode, Unavailable, 503, true, true, "no node is ready, or none has the backend; see 'dsec node ls' and 'dsec doctor'"},

@@ -17,7 +17,8 @@ type Cmd struct {
 	Dir  string // empty: the sandbox's working directory
 	User string // name or uid, with :group if wanted; empty: the sandbox's
 	// Timeout kills the whole process group after this time; IdleTimeout after this time
-	// without output. The output so far is returned, and Exit says what happened.
+	// without output. The output so far is returned, and Exit says what happened. The guest
+	// keeps these limits; one that is silent for 10 s more is errs.GuestUnreachable.
 	Timeout, IdleTimeout time.Duration
 	// Tag is a name to find the process by.
 	Tag string
@@ -105,7 +106,9 @@ func MaxOutput(n uint64) ExecOption { return func(r *msg.ExecRequest) { r.MaxOut
 // a command that outlives a lost connection, use [Sandbox.Start].
 func (s *Sandbox) Exec(ctx context.Context, cmd Cmd, opts ...ExecOption) (*Result, error) {
 	var resp msg.ExecResult
-	if err := s.call(ctx, "process.exec", execRequest(cmd, opts), &resp); err != nil {
+	ctx, limit := patient(ctx, cmd.Timeout, 0)
+	err := s.call(ctx, "process.exec", execRequest(cmd, opts), &resp)
+	if err = limit.stop(ctx, s, err); err != nil {
 		return nil, fmt.Errorf("exec %s: %w", cmd.Path, err)
 	}
 	return resultOf(&resp), nil

@@ -65,6 +65,7 @@ type Process struct {
 	err    error
 	// progress says whether the current stream delivered anything; the pump's only.
 	progress bool
+	limit    *patience
 
 	mu       sync.Mutex
 	stream   *aether.Stream // current; nil while it is being made again
@@ -81,16 +82,20 @@ func (s *Sandbox) Start(ctx context.Context, cmd Cmd, o IO) (*Process, error) {
 	}
 	p := s.newProcess(ctx, o)
 	p.owned = true
+	p.ctx, p.limit = patient(p.ctx, cmd.Timeout, cmd.IdleTimeout)
 	st, err := s.open(p.ctx, "process.start", req)
 	if err != nil {
-		p.cancel()
-		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+		defer p.cancel()
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, p.limit.stop(p.ctx, s, err))
 	}
+	// Both the caller and our patience may end it.
+	stop := context.AfterFunc(p.ctx, st.Cancel)
 	started, err := recvStarted(ctx, st)
+	stop()
 	if err != nil {
 		st.Cancel()
-		p.cancel()
-		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+		defer p.cancel()
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, p.limit.stop(p.ctx, s, err))
 	}
 	p.pid, p.tag = started.Pid, started.Tag
 	p.run(ctx, st)
@@ -178,7 +183,7 @@ func (s *Sandbox) Attach(ctx context.Context, sel Selector, o IO, a AttachOption
 }
 
 func (s *Sandbox) newProcess(ctx context.Context, o IO) *Process {
-	p := &Process{sb: s, io: o, done: make(chan struct{})}
+	p := &Process{sb: s, io: o, done: make(chan struct{}), limit: &patience{}}
 	// The streams outlive the caller's context for as long as a kill needs.
 	p.ctx, p.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if o.Pipes {

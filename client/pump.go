@@ -23,6 +23,7 @@ func (p *Process) pump(st *aether.Stream) {
 		p.stop()
 		p.mu.Lock()
 		p.stream = nil
+		p.err = p.limit.stop(p.ctx, p.sb, p.err)
 		switch {
 		case p.detached:
 			p.err = nil
@@ -71,8 +72,11 @@ func (p *Process) pump(st *aether.Stream) {
 // receive delivers output until the stream's end, which is the error it returns.
 func (p *Process) receive(st *aether.Stream) error {
 	for {
+		p.limit.take(false)
 		f, err := st.Recv(p.ctx)
+		p.limit.take(true)
 		if err != nil {
+			p.limit.take(false)
 			return err
 		}
 		p.progress = true

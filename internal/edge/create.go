@@ -32,8 +32,10 @@ func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, er
 	if b == nil {
 		return v1.Sandbox{}, errs.New(errs.UnknownBackend, "edge.create", "this node has no usable backend "+string(req.Spec.Backend)).With("backend", string(req.Spec.Backend))
 	}
-	if req.Image != nil && !e.cfg.Images.Has(req.Image.Digest) {
-		return v1.Sandbox{}, errs.New(errs.ImageNotFound, "edge.create", "the image is not on this node").With("digest", req.Image.Digest)
+	if req.Image != nil {
+		if err := e.cfg.Images.Find(req.Image.Digest); err != nil {
+			return v1.Sandbox{}, err
+		}
 	}
 
 	s, existing, err := e.enter(ctx, req, b)

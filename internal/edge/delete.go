@@ -23,6 +23,9 @@ func (e *Edge) remove(ctx context.Context, id string, why v1.EndReason) (*sandbo
 }
 
 func (e *Edge) end(ctx context.Context, s *sandbox, why v1.EndReason) error {
+	if s.backend == nil { // nothing can end it now, and nothing may forget it
+		return s.snapshot().Error.Err()
+	}
 	err := e.transition(s, v1.StateStopping, func(v *v1.Sandbox) { v.EndReason = why })
 	if err == nil {
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTime)

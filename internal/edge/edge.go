@@ -42,8 +42,8 @@ type Images interface {
 	// Delete removes an image by digest.
 	Delete(ctx context.Context, digest string) error
 	List(ctx context.Context) ([]v1.Image, error)
-	// Has tells whether the image can be run here.
-	Has(digest string) bool
+	// Find fails if the image cannot be run here: errs.ImageNotFound, ImageCorrupt.
+	Find(digest string) error
 }
 
 // Config of an Edge.

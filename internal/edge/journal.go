@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 )
 
 // record is what the edge must know of a sandbox after its own death.
@@ -58,6 +59,7 @@ const (
 func openJournal(path string) (*journal, []record, error) {
 	j := &journal{path: path, live: map[string][]byte{}, gone: newRecent(goneSize)}
 	records := map[string]record{}
+	var whole int64 // bytes of the file that are whole lines
 	data, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
@@ -72,8 +74,9 @@ func openJournal(path string) (*journal, []record, error) {
 			if _, err := r.Peek(1); err == io.EOF {
 				break
 			}
-			return nil, nil, fmt.Errorf("journal %s, line %d: %w", path, n, perr)
+			return nil, nil, errs.New(errs.DataCorrupt, "edge.journal", fmt.Sprintf("line %d of %s is damaged", n, path)).Because(perr)
 		}
+		whole += int64(len(line))
 		for _, id := range rec.Gone {
 			j.gone.add(id)
 		}
@@ -89,7 +92,10 @@ func openJournal(path string) (*journal, []record, error) {
 		j.live[rec.Sandbox.ID] = line
 	}
 	if err := j.compact(); err != nil {
-		return nil, nil, err
+		// A full disk must not keep us from what runs: the old file goes on.
+		if len(data) == 0 || j.reuse(whole) != nil {
+			return nil, nil, err
+		}
 	}
 	out := make([]record, 0, len(records))
 	for _, r := range records {
@@ -211,9 +217,27 @@ func (j *journal) compact() error {
 	return nil
 }
 
+// reuse appends to the file as it is, after its last whole line, and has a later write
+// try to compact it.
+func (j *journal) reuse(whole int64) error {
+	f, err := os.OpenFile(j.path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	if err := f.Truncate(whole); err != nil {
+		f.Close()
+		return err
+	}
+	j.file, j.bytes, j.kept, j.stale = f, whole, 0, true
+	for _, line := range j.live {
+		j.kept += int64(len(line))
+	}
+	return nil
+}
+
 // Emptied notes in the journal of an edge's directory, whose edge does not run, that none
-// of its sandboxes is left. A journal that cannot be read has nothing more to say.
-func Emptied(dir string) error {
+// of its sandboxes is left but those named. A journal that cannot be read has nothing more to say.
+func Emptied(dir string, left ...string) error {
 	path := filepath.Join(dir, "journal")
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -223,6 +247,9 @@ func Emptied(dir string) error {
 		return os.Remove(path)
 	}
 	for _, rec := range records {
+		if slices.Contains(left, rec.Sandbox.ID) {
+			continue
+		}
 		if nerr := j.note(record{Sandbox: v1.Sandbox{ID: rec.Sandbox.ID}, Removed: true}); nerr != nil {
 			err = nerr
 		}

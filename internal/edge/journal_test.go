@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 )
 
 func recordOf(id string, generation uint64) record {
@@ -110,8 +112,8 @@ func TestJournalRefusesDamage(t *testing.T) {
 	if err := os.WriteFile(path, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := openJournal(path); err == nil {
-		t.Error("a damaged line in the middle was passed over")
+	if _, _, err := openJournal(path); !errors.Is(err, errs.DataCorrupt) || !strings.Contains(err.Error(), path) {
+		t.Errorf("a damaged line in the middle: %v", err)
 	}
 }
 
@@ -256,4 +258,44 @@ func TestJournalKeepsWhatHappenedOnAFullDisk(t *testing.T) {
 	if err != nil || len(recs) != 1 || recs[0].Sandbox.ID != "b" || recs[0].Sandbox.Generation != 2 {
 		t.Errorf("read back: %v, %v", recs, err)
 	}
+}
+
+func TestJournalOpensOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "journal")
+	j, _, err := openJournal(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(j.put(recordOf("a", 1)), j.close()); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteString("0000") // a torn line
+		f.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocked := path + ".new" // as good as no room for a second file
+	if err := os.Mkdir(blocked, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	j, recs, err := openJournal(path)
+	if err != nil || len(recs) != 1 {
+		t.Fatalf("%v, %v", recs, err)
+	}
+	_ = j.note(recordOf("b", 1)) // its compaction fails still
+	if err := j.close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(blocked); err != nil {
+		t.Fatal(err)
+	}
+	j, recs, err = openJournal(path)
+	if err != nil || len(recs) != 2 {
+		t.Errorf("read back: %v, %v", recs, err)
+	}
+	j.close()
 }

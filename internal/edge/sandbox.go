@@ -26,7 +26,7 @@ var next = map[v1.State][]v1.State{
 
 // sandbox is one sandbox of this edge.
 type sandbox struct {
-	backend  backend.Backend
+	backend  backend.Backend // nil: not usable since this process started
 	image    *v1.Image
 	need     v1.Resources
 	admitted sync.Once       // done when need was given back

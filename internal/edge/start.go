@@ -209,8 +209,8 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 		}
 	}
 	switch {
-	case err != nil || b == nil:
-		drop("its backend is not usable any more")
+	case err != nil:
+		drop("its id is not one")
 		return
 	case epoch != e.epoch:
 		drop("the machine restarted") // whatever is left on disk is removed as unexplained
@@ -226,6 +226,11 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 		e.keys[v.IdempotencyKey] = v.ID
 	}
 	e.admit.force(s.need)
+	if b == nil {
+		e.cfg.Log.Error("a sandbox is out of reach: its backend is not usable now", "sandbox", v.ID, "backend", v.Spec.Backend)
+		e.outOfReach(s, nil)
+		return
+	}
 	if v.State == v1.StateStopping {
 		e.retryLater(s)
 		return
@@ -237,6 +242,12 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 	}
 	spec := backend.Spec{ID: v.ID, Generation: 1, Sandbox: v.Spec, Image: rec.Image}
 	instance, err := b.Adopt(ctx, spec, rec.Handle)
+	if err != nil && !errors.Is(err, errs.SandboxLost) {
+		e.cfg.Log.Error("a sandbox is out of reach: it cannot be adopted now", "sandbox", v.ID, "err", err)
+		e.outOfReach(s, err)
+		e.limit(s)
+		return
+	}
 	if err != nil {
 		e.cfg.Log.Warn("a sandbox did not survive", "sandbox", v.ID, "err", err)
 		cause := errs.New(errs.SandboxLost, "edge.adopt", "the sandbox ended while its edge was away").Because(err)
@@ -258,4 +269,16 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 	}
 	s.instance = instance
 	e.watch(s)
+}
+
+// outOfReach shows a sandbox that may well run, but cannot be used by this process. Its
+// record stays as it is: a later start adopts it, or finishes its removal.
+func (e *Edge) outOfReach(s *sandbox, cause error) {
+	x := errs.New(errs.BackendUnusable, "edge.adopt", "the sandbox is out of reach: its backend did not work when the node started").Because(cause)
+	x.Node, x.Sandbox = e.id, s.view.ID
+	x.With("backend", string(s.view.Spec.Backend))
+	s.view.Error = v1.ProblemOf(x)
+	if s.view.State == v1.StateRunning {
+		s.view.State = v1.StateFailed
+	}
 }

@@ -66,7 +66,8 @@ func Stop(ctx context.Context, data string, info Info) error {
 }
 
 // RemoveSandboxes removes every sandbox of a data directory whose node is not running,
-// and all that the node held for them. It returns how many there were.
+// and all that the node held for them. One that cannot be removed does not keep the
+// others; the error tells of it at the end. It returns how many were removed.
 func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed int, err error) {
 	if data, err = filepath.Abs(data); err != nil {
 		return 0, err
@@ -95,20 +96,9 @@ func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed in
 		return 0, err
 	}
 	defer b.Close() // also closed below, before the unmount; a second time does no harm
-	for _, be := range []interface {
-		List(context.Context) ([]string, error)
-		Delete(context.Context, string) error
-	}{b, h} {
-		ids, err := be.List(ctx)
-		if err != nil {
-			return removed, err
-		}
-		for _, id := range ids {
-			if err := be.Delete(ctx, id); err != nil {
-				return removed, err
-			}
-			removed++
-		}
+	removed, left, err := removeAll(ctx, b, h)
+	if err != nil {
+		return removed, errors.Join(err, edge.Emptied(filepath.Join(data, "edge"), left...))
 	}
 	if err := errors.Join(edge.Emptied(filepath.Join(data, "edge")), b.Withdraw(), b.Close()); err != nil {
 		return removed, err
@@ -121,4 +111,38 @@ func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed in
 		}
 		time.Sleep(wait)
 	}
+}
+
+// remover is what removeAll needs of a backend.
+type remover interface {
+	List(context.Context) ([]string, error)
+	Delete(context.Context, string) error
+}
+
+// maxTold bounds how many failed removals an error tells of; all are counted.
+const maxTold = 5
+
+// removeAll removes the sandboxes of all backends and returns how many went, the ids of
+// those that did not, and why.
+func removeAll(ctx context.Context, backends ...remover) (removed int, left []string, err error) {
+	var told []error
+	for _, b := range backends {
+		ids, err := b.List(ctx)
+		if err != nil {
+			told = append(told, fmt.Errorf("list sandboxes: %w", err))
+			continue
+		}
+		for _, id := range ids {
+			if err := b.Delete(ctx, id); err == nil {
+				removed++
+			} else if left = append(left, id); len(left) <= maxTold {
+				told = append(told, fmt.Errorf("%s: %w", id, err))
+			}
+		}
+	}
+	if len(left) > 0 {
+		text := fmt.Sprintf("removed %d sandboxes; %d are left, with all that the node holds: mend what is said here and repeat 'dsec down'", removed, len(left))
+		return removed, left, errs.New(errs.InternalError, "down", text).Because(errors.Join(told...))
+	}
+	return removed, nil, errors.Join(told...)
 }

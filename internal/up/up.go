@@ -208,6 +208,9 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 		Listen: n.opts.Listen, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
 		Metrics: prometheus.NewRegistry(), Log: n.opts.Log, Version: n.opts.Version,
 	})
+	if errors.Is(err, errs.DataCorrupt) {
+		return "", corrupt(err, "it holds tokens, image names and claims of idempotency keys, which are lost; sandboxes and image contents are not: 'mv %[1]s/etcd %[1]s/etcd.damaged', then 'dsec up'", n.opts.Data)
+	}
 	if err != nil {
 		return "", fmt.Errorf("start the control plane: %w", err)
 	}
@@ -220,12 +223,20 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 		return "", err
 	}
 	n.edge, err = edge.Start(ctx, n.edgeConfig(backends))
+	if errors.Is(err, errs.DataCorrupt) {
+		return "", corrupt(err, "it tells which sandboxes run, so none of them can be taken over: 'dsec down --data %s' removes them all, and the file; then 'dsec up' starts anew, with images and tokens", n.opts.Data)
+	}
 	if err != nil {
 		return "", fmt.Errorf("start the edge: %w", err)
 	}
 	wait, cancel := context.WithTimeout(ctx, stopTime)
 	defer cancel()
 	return token, n.control.WaitEdge(wait, 1)
+}
+
+// corrupt says what becomes of a data directory with a damaged file.
+func corrupt(cause error, format, data string) error {
+	return errs.New(errs.DataCorrupt, "up", errs.Of(cause).Message+"; "+fmt.Sprintf(format, data)).Because(errs.Of(cause).Cause)
 }
 
 // backends prepares those this build has. One that cannot work here is left out, with
@@ -350,11 +361,28 @@ func (n *node) publish(info Info) error {
 	if err != nil {
 		return err
 	}
+	b = append(b, '\n')
 	tmp := n.path("run.json.new")
-	if err := os.WriteFile(tmp, append(b, '\n'), 0o600); err != nil {
-		return err
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		// On a full disk there may still be room in the file that a killed node left.
+		if os.Remove(tmp); overwrite(n.path("run.json"), b) != nil {
+			return err
+		}
+		return nil
 	}
 	return os.Rename(tmp, n.path("run.json"))
+}
+
+func overwrite(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Truncate(int64(len(b)))
+	}
+	return errors.Join(err, f.Close())
 }
 
 // lingerTime bounds how long what a killed node had just forked may hold its lock.

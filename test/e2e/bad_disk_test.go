@@ -146,6 +146,28 @@ func TestAFullDiskIsSaidClearlyAndLeavesNothing(t *testing.T) {
 	}
 }
 
+// Whoever filled it, a full disk must not make the next server forget what runs.
+func TestARestartOnAFullDiskKeepsSandboxes(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{Prepare: small(256 << 20), Flags: []string{"--reserve-disk", "0"}})
+	sb := b.Sandbox(t, b.Client(t), client.Spec{})
+	if _, err := sb.Run(t.Context(), "dd", "if=/dev/zero", "of=/x", "bs=1M"); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, b.Data) // the last bytes
+	b.Kill(t)
+	if err := b.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sb = b.Client(t).Sandbox(sb.ID())
+	if res, err := sb.Run(t.Context(), "echo", "alive"); err != nil || string(res.Stdout) != "alive\n" {
+		t.Errorf("after a restart on a full disk: %v, %v", res, err)
+	}
+	if err := sb.Delete(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // Admission keeps the reserve: the error names the resource before anything fails.
 func TestTheDiskReserveIsKept(t *testing.T) {
 	t.Parallel()

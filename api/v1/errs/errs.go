@@ -93,10 +93,12 @@ const (
 	NodeRunning       Code = "node_running"
 	AddressInUse      Code = "address_in_use"
 	DataUnsuitable    Code = "data_unsuitable"
+	DataCorrupt       Code = "data_corrupt"
 	BodyTooLarge      Code = "body_too_large"
 	NodeFull          Code = "node_full"
 	NoNode            Code = "no_node"
 	DiskFull          Code = "disk_full"
+	BackendUnusable   Code = "backend_unusable"
 	EdgeUnreachable   Code = "edge_unreachable"
 	GuestUnreachable  Code = "guest_unreachable"
 	ShuttingDown      Code = "shutting_down"
@@ -143,7 +145,7 @@ var Table = []Row{
 	{SandboxNotRunning, Conflict, 409, false, false, "look at its state with 'dsec inspect'"},
 	{ImageNotFound, NotFound, 404, false, false, "list images with 'dsec image ls'; 'dsec image import' or 'dsec image build' makes one"},
 	{ImageInUse, Conflict, 409, false, false, "remove the sandboxes that use it first"},
-	{ImageCorrupt, Corrupt, 422, false, false, "the source is damaged; make or fetch it again"},
+	{ImageCorrupt, Corrupt, 422, false, false, "the source, or what is stored of it, is damaged; make or fetch it again, and import it"},
 	{ImageUnsupported, Unsupported, 422, false, false, "import a directory, tar, docker-archive or OCI layout"},
 	{BuildFailed, Invalid, 422, false, false, "its output says why; correct the recipe or what it needs"},
 	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec node ls'; 'dsec up' starts one"},
@@ -166,10 +168,12 @@ var Table = []Row{
 	{NodeRunning, Conflict, 409, false, false, "use it; or stop it with 'dsec down', or use another --data"},
 	{AddressInUse, Conflict, 409, false, false, "another program listens there: stop it, or choose another --listen"},
 	{DataUnsuitable, Unsupported, 501, false, false, "choose a --data on a disk, such as ext4 or xfs"},
+	{DataCorrupt, Corrupt, 500, false, true, "the message says what is lost, and the command that starts anew without it"},
 	{BodyTooLarge, TooLarge, 413, false, false, "send it as a stream, or in parts below the limit"},
 	{NodeFull, Capacity, 503, true, true, "wait for the retry-after time or remove sandboxes"},
 	{NoNode, Unavailable, 503, true, true, "no node is ready, or none has the backend; see 'dsec node ls' and 'dsec doctor'"},
 	{DiskFull, NoSpace, 507, true, true, "free disk space in the data directory"},
+	{BackendUnusable, Unavailable, 503, true, true, "the server's log and 'dsec doctor' say why the backend does not work; mend it and restart the server with 'dsec down --keep' and 'dsec up'"},
 	{EdgeUnreachable, Unavailable, 502, true, true, "the node does not answer; retry or look at it"},
 	{GuestUnreachable, Unavailable, 502, true, true, "the sandbox's guest does not answer; inspect the sandbox"},
 	{ShuttingDown, Unavailable, 503, true, true, "the server is stopping; retry"},

@@ -3,6 +3,8 @@ package container
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -25,18 +27,31 @@ func (b *Backend) Adopt(_ context.Context, spec backend.Spec, raw json.RawMessag
 	if h.PID <= 1 || h.Generation != spec.Generation {
 		return nil, lost("its handle is of another generation", nil)
 	}
+	// Only what is sure makes it lost: out of descriptors, say, it lives on, with its ids.
+	b.ids.claim(h.FirstID)
+	unsure := func(err error) error {
+		return errs.Wrap(errs.InternalError, "container.adopt", "look at its first process", err)
+	}
 	pidfd, err := unix.PidfdOpen(h.PID, unix.PIDFD_NONBLOCK)
-	if err != nil {
+	if err == unix.ESRCH || err == unix.EINVAL || err == unix.ENOENT { // the last two: the pid is a thread's now
+		b.ids.put(h.FirstID)
 		return nil, lost("its first process has ended", err)
+	}
+	if err != nil {
+		return nil, unsure(err)
 	}
 	// The descriptor came first: if the process behind it has the right start time, it
 	// is ours and cannot be exchanged any more.
 	ticks, err := startTicks(h.PID)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
+		unix.Close(pidfd)
+		return nil, unsure(err)
+	}
 	if err != nil || ticks != h.StartTicks {
 		unix.Close(pidfd)
+		b.ids.put(h.FirstID)
 		return nil, lost("its first process has ended and the pid is another's", err)
 	}
-	b.ids.claim(h.FirstID)
 	i := watch(b, spec.ID, h, pidfd)
 	b.mu.Lock()
 	b.instances[spec.ID] = i

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -116,7 +117,11 @@ func (b *Backend) prepare() error {
 // would_dump). So nothing in a sandbox can reach PID 1's memory or descriptors.
 func installGuest(dir string, binary []byte) (int, error) {
 	path := filepath.Join(dir, "dsec-guest") // also the name that ps shows
+	if installed(path, binary) {             // a full disk must not keep us from the sandboxes that run
+		return unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	}
 	tmp := path + ".new"
+	defer os.Remove(tmp) // there only on errors
 	if err := os.WriteFile(tmp, binary, 0o711); err != nil {
 		return -1, fmt.Errorf("install guest: %w", err)
 	}
@@ -127,6 +132,16 @@ func installGuest(dir string, binary []byte) (int, error) {
 		return -1, fmt.Errorf("install guest: %w", err)
 	}
 	return unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+}
+
+// installed tells whether path is the binary already.
+func installed(path string, binary []byte) bool {
+	st, err := os.Lstat(path)
+	if err != nil || st.Mode() != 0o711 || st.Size() != int64(len(binary)) {
+		return false
+	}
+	have, err := os.ReadFile(path)
+	return err == nil && bytes.Equal(have, binary)
 }
 
 // Kind implements backend.Backend.

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"dsec/api/v1/errs"
+	"dsec/internal/backend/container/rmtree"
 )
 
 // Delete implements backend.Backend. It goes by names alone; what this process knows
@@ -74,10 +74,9 @@ func (b *Backend) removeGroup(ctx context.Context, id string) error {
 	return b.cgroups.Remove(id, deadline)
 }
 
-// removeDirectory deletes the sandbox's directory. Its content belongs to hostile code:
-// os.RemoveAll works by descriptors and never follows a link.
+// removeDirectory deletes the sandbox's directory. Its content belongs to hostile code.
 func (b *Backend) removeDirectory(id string) error {
-	if err := os.RemoveAll(filepath.Join(b.dir.Name(), id)); err != nil {
+	if err := rmtree.Remove(filepath.Join(b.dir.Name(), id)); err != nil {
 		return fmt.Errorf("remove directory: %w", err)
 	}
 	return nil

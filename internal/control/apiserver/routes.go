@@ -61,7 +61,7 @@ func (s *Server) sandboxRoutes() {
 	}, s.renew)
 	handle(s, op{
 		id: "delete-sandbox", method: http.MethodDelete, path: "/v1/sandboxes/{id}", tag: tag, right: v1.RightSandbox, status: 204,
-		summary: "Remove a sandbox", text: "In whatever state it is. Answers when nothing of it is left.", errors: ofSandbox,
+		summary: "Remove a sandbox", text: "In whatever state it is. Answers when nothing of it is left.", errors: append([]errs.Code{errs.BackendUnusable}, ofSandbox...),
 	}, s.deleteOne)
 	handleStream(s, op{
 		id: "delete-sandboxes", method: http.MethodPost, path: "/v1/sandboxes/delete", tag: tag, right: v1.RightSandbox,

@@ -65,10 +65,10 @@ func (i *Images) List(context.Context) ([]v1.Image, error) {
 	return out, nil
 }
 
-// Has implements edge.Images.
-func (i *Images) Has(digest string) bool {
+// Find implements edge.Images.
+func (i *Images) Find(digest string) error {
 	_, err := i.store.Get(digest)
-	return err == nil
+	return err
 }
 
 // Acquire implements container.Layers: the image's layers, highest first.

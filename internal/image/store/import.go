@@ -157,12 +157,25 @@ func (s *Store) commit(img image.Image, tmp string) (image.Image, error) {
 	if err := writeSynced(desc, append(p, '\n')); err != nil {
 		return img, err
 	}
+	l := img.Layers[0]
+	// Importing again is how damage is mended, so what is there is not taken at its name.
+	// Not under the lock: blobs are large.
+	damaged := map[string]bool{}
+	for digest, size := range map[string]int64{l.DataDigest: l.DataSize, l.MetaDigest: l.MetaSize} {
+		if digest == "" {
+			continue
+		}
+		err := s.verifyBlob(context.Background(), digest, size, func(int) {})
+		if err != nil && !errors.Is(err, errs.ImageCorrupt) {
+			return img, err
+		}
+		damaged[digest] = err != nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if old, ok := s.images[img.Digest]; ok {
+	if old, ok := s.images[img.Digest]; ok && !damaged[l.DataDigest] && !damaged[l.MetaDigest] {
 		return old, nil
 	}
-	l := img.Layers[0]
 	var placed []string
 	undo := func(err error) (image.Image, error) {
 		for _, p := range placed {
@@ -174,9 +187,16 @@ func (s *Store) commit(img image.Image, tmp string) (image.Image, error) {
 		if bl.digest == "" {
 			continue
 		}
-		// An existing blob is kept: it is the same, and may be mounted.
 		err := os.Link(filepath.Join(tmp, bl.from), s.blob(bl.digest))
 		if errors.Is(err, fs.ErrExist) {
+			if !damaged[bl.digest] { // it is the same, and may be mounted
+				continue
+			}
+			// Mounts of the old one go on with it; new ones must not share them.
+			if err := os.Rename(filepath.Join(tmp, bl.from), s.blob(bl.digest)); err != nil {
+				return undo(layer.DiskError("replace damaged blob", err))
+			}
+			s.replaced[bl.digest]++
 			continue
 		}
 		if err != nil {

@@ -17,11 +17,12 @@ import (
 // that cloned it keep theirs. It is safe for concurrent use.
 type Mounts struct {
 	files func(image.Layer) image.LayerFiles
+	key   func(image.Layer) string
 	idle  time.Duration
 	mount func(context.Context, image.LayerFiles) (int, error)
 
 	mu     sync.Mutex
-	byMeta map[string]*mounted // a metadata blob names its data blob
+	byMeta map[string]*mounted // by key: a metadata blob names its data blob
 	closed bool
 }
 
@@ -35,24 +36,25 @@ type mounted struct {
 
 // NewMounts shares mounts of s's layers, each kept for idle after its last use.
 func NewMounts(s *Store, idle time.Duration) *Mounts {
-	return &Mounts{files: s.LayerFiles, idle: idle, mount: image.Mount, byMeta: map[string]*mounted{}}
+	return &Mounts{files: s.LayerFiles, key: s.mountKey, idle: idle, mount: image.Mount, byMeta: map[string]*mounted{}}
 }
 
 // Acquire returns the descriptor of l's detached mount, mounting it if needed,
 // and a function to call once when done with it. The descriptor is shared: do
 // not close it; [image.Clone] it for one's own.
 func (m *Mounts) Acquire(ctx context.Context, l image.Layer) (fd int, release func(), err error) {
+	key := m.key(l)
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
 		return -1, nil, errs.New(errs.ShuttingDown, phase, "layer mounts are closed")
 	}
-	e := m.byMeta[l.MetaDigest]
+	e := m.byMeta[key]
 	if e == nil {
 		e = &mounted{ready: make(chan struct{}), fd: -1}
-		m.byMeta[l.MetaDigest] = e
+		m.byMeta[key] = e
 		// Not under ctx: others may wait for it when this caller has gone.
-		go m.open(context.WithoutCancel(ctx), e, l)
+		go m.open(context.WithoutCancel(ctx), e, l, key)
 	}
 	e.users++
 	if e.timer != nil {
@@ -61,7 +63,7 @@ func (m *Mounts) Acquire(ctx context.Context, l image.Layer) (fd int, release fu
 	}
 	m.mu.Unlock()
 
-	release = sync.OnceFunc(func() { m.release(e, l.MetaDigest) })
+	release = sync.OnceFunc(func() { m.release(e, key) })
 	select {
 	case <-e.ready:
 	case <-ctx.Done():
@@ -75,16 +77,16 @@ func (m *Mounts) Acquire(ctx context.Context, l image.Layer) (fd int, release fu
 	return e.fd, release, nil
 }
 
-func (m *Mounts) open(ctx context.Context, e *mounted, l image.Layer) {
+func (m *Mounts) open(ctx context.Context, e *mounted, l image.Layer, key string) {
 	fd, err := m.mount(ctx, m.files(l))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e.fd, e.err = fd, err
-	if err != nil && m.byMeta[l.MetaDigest] == e {
-		delete(m.byMeta, l.MetaDigest) // the next one tries anew
+	if err != nil && m.byMeta[key] == e {
+		delete(m.byMeta, key) // the next one tries anew
 	}
 	close(e.ready)
-	m.maybeDrop(e, l.MetaDigest)
+	m.maybeDrop(e, key)
 }
 
 func (m *Mounts) release(e *mounted, key string) {

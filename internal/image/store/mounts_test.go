@@ -20,6 +20,7 @@ import (
 // fakeMounts counts mounts and closes, by descriptors of /dev/null.
 func fakeMounts(idle time.Duration, mount func(context.Context, image.LayerFiles) (int, error)) *Mounts {
 	return &Mounts{
+		key:   func(l image.Layer) string { return l.MetaDigest },
 		files: func(l image.Layer) image.LayerFiles { return image.LayerFiles{Meta: l.MetaDigest} },
 		idle:  idle, mount: mount, byMeta: map[string]*mounted{},
 	}

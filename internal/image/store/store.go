@@ -36,6 +36,8 @@ type Store struct {
 	mu     sync.Mutex // guards the maps, and the directory's blobs and images
 	images map[string]image.Image
 	broken map[string]error
+	// replaced counts, by digest, the blobs that were found damaged and replaced.
+	replaced map[string]int
 }
 
 // Options of a store; the zero value is usable.
@@ -47,7 +49,7 @@ type Options struct {
 // left. A second process is refused with state_conflict. An unreadable
 // description does not stop it: that one image is then reported as corrupt.
 func Open(dir string, opts Options) (*Store, error) {
-	s := &Store{dir: dir, now: opts.Now, images: map[string]image.Image{}, broken: map[string]error{}}
+	s := &Store{dir: dir, now: opts.Now, images: map[string]image.Image{}, broken: map[string]error{}, replaced: map[string]int{}}
 	if s.now == nil {
 		s.now = time.Now
 	}
@@ -143,10 +145,10 @@ func readDescription(path, digest string) (image.Image, error) {
 		return img, errs.Wrap(errs.InternalError, phase, "read image "+digest, err)
 	}
 	if err := json.Unmarshal(p, &img); err != nil {
-		return img, errs.Wrap(errs.ImageCorrupt, phase, "read the description of image "+digest, err)
+		return img, errs.Wrap(errs.ImageCorrupt, phase, "the description of image "+digest+" is damaged; import it again", err)
 	}
 	if got := digestOf(img); got != digest || img.Digest != digest {
-		return img, errs.New(errs.ImageCorrupt, phase, fmt.Sprintf("the description of image %s has the digest %s", digest, got))
+		return img, errs.New(errs.ImageCorrupt, phase, fmt.Sprintf("the description of image %s is damaged: it has the digest %s; import it again", digest, got))
 	}
 	return img, nil
 }

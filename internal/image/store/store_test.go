@@ -332,6 +332,18 @@ func TestDamageIsFoundAndNamed(t *testing.T) {
 				t.Errorf("got %v, want %q in it", err, c.want)
 			}
 			s.Close()
+			s = open(t, dir)
+			again, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
+			if err != nil || again.Digest != img.Digest {
+				t.Fatalf("import it again: %v, %v", again.Digest, err)
+			}
+			if err := s.Verify(t.Context(), img.Digest, nil); err != nil {
+				t.Errorf("imported again: %v", err)
+			}
+			if err := c.damage(s, img); err != nil {
+				t.Fatal(err)
+			}
+			s.Close()
 			s = open(t, dir) // damage in one image does not keep the store shut
 			if _, err := s.Get(img.Digest); c.name == "the description" && !errors.Is(err, errs.ImageCorrupt) {
 				t.Errorf("got %v", err)
@@ -392,4 +404,47 @@ func TestLimitsHold(t *testing.T) {
 	if !errors.Is(err, errs.BodyTooLarge) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// The mount of a damaged blob stays for who has it; the next one is of the new blob.
+func TestAReplacedBlobIsMountedAnew(t *testing.T) {
+	t.Parallel()
+	s := open(t, t.TempDir())
+	src := tree(t, map[string]string{"a": big("a")})
+	img, err := s.ImportPath(t.Context(), src, ImportOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := img.Layers[0]
+	m := NewMounts(s, time.Hour)
+	defer m.Close()
+	old, release, err := m.Acquire(t.Context(), l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := flip(s.blob(l.DataDigest), 5000); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.ImportPath(t.Context(), src, ImportOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	fresh, again, err := m.Acquire(t.Context(), l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if old == fresh {
+		t.Error("the mount of the damaged blob is shared")
+	}
+	fd, err := unix.Openat(fresh, "a", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "a")
+	got, err := io.ReadAll(f)
+	f.Close()
+	if err != nil || string(got) != big("a") {
+		t.Errorf("damaged still: %v", err)
+	}
+	release()
+	again()
 }

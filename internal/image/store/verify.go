@@ -9,9 +9,11 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 
 	"dsec/api/v1/errs"
+	"dsec/internal/image"
 )
 
 // Verify reads an image's description and blobs again and compares their sizes
@@ -45,6 +47,16 @@ func (s *Store) Verify(ctx context.Context, digest string, progress func(done, t
 		}
 	}
 	return nil
+}
+
+// mountKey tells layers apart that must not share a mount.
+func (s *Store) mountKey(l image.Layer) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.replaced[l.MetaDigest] + s.replaced[l.DataDigest]; n > 0 {
+		return l.MetaDigest + "#" + strconv.Itoa(n)
+	}
+	return l.MetaDigest
 }
 
 func (s *Store) verifyBlob(ctx context.Context, digest string, size int64, read func(int)) error {

@@ -2,14 +2,18 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"syscall"
 	"time"
 
+	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -50,6 +54,9 @@ func StartServer(ctx context.Context, dir string, log *slog.Logger) (*Server, er
 	}
 	if err := s.start(ctx, dir, log); err != nil {
 		s.Close()
+		if errors.Is(err, errDamaged) {
+			return nil, errs.New(errs.DataCorrupt, "store.start", "the database "+filepath.Join(dir, "etcd")+" is damaged").Because(err)
+		}
 		return nil, errs.Wrap(errs.InternalError, "store.start", "start etcd on "+dir, err)
 	}
 	return s, nil
@@ -73,7 +80,13 @@ func (s *Server) start(ctx context.Context, dir string, log *slog.Logger) error 
 	// A single member elects itself: short ticks only make its start quick.
 	cfg.TickMs, cfg.ElectionMs = 20, 200
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(newSlogCore(log, &s.closing)))
+	if err := checkDatabase(filepath.Join(cfg.Dir, "member", "snap", "db")); err != nil {
+		return err
+	}
 	e, err := embed.StartEtcd(cfg)
+	if err != nil && damaged(err) {
+		err = fmt.Errorf("%w: %w", errDamaged, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -91,6 +104,30 @@ func (s *Server) start(ctx context.Context, dir string, log *slog.Logger) error 
 	case <-t.C:
 		return fmt.Errorf("not ready after %s", startTimeout)
 	}
+}
+
+// checkDatabase opens the file as etcd will, which panics if it cannot.
+func checkDatabase(path string) error {
+	if _, err := os.Stat(path); os.IsNotExist(err) {
+		return nil
+	}
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
+	if err != nil && damaged(err) {
+		err = fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return db.Close()
+}
+
+var errDamaged = errors.New("its files cannot be read")
+
+// damaged tells whether etcd's files, and not their surroundings, kept it from starting.
+// Most of its errors about files have no type, those of the system have.
+func damaged(err error) bool {
+	var errno syscall.Errno
+	return !errors.As(err, &errno) && !errors.Is(err, berrors.ErrTimeout)
 }
 
 // reserve gives the database its disk space now: it is sparse, and a write that finds the

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
-	"math/bits"
 	"sort"
 
 	"dsec/api/v1/errs"
@@ -25,14 +24,6 @@ func newBitmap(n int) bitmap { return make(bitmap, (n+7)/8) }
 func (m bitmap) has(i int) bool { return m[i/8]&(1<<(i%8)) != 0 }
 func (m bitmap) set(i int)      { m[i/8] |= 1 << (i % 8) }
 func (m bitmap) clear(i int)    { m[i/8] &^= 1 << (i % 8) }
-
-func (m bitmap) count() int {
-	n := 0
-	for _, b := range m {
-		n += bits.OnesCount8(b)
-	}
-	return n
-}
 
 // table says how a blob is cut into chunks: chunk i is [bounds[i], bounds[i+1]).
 type table struct {

@@ -148,7 +148,7 @@ func (b *blob) fetchAll(ctx context.Context, spans []span) error {
 			select {
 			case work <- span{i, j}:
 			case <-ctx.Done():
-				i, j = s.j, s.j
+				j = s.j
 			}
 			i = j
 		}

@@ -2,7 +2,10 @@ package lazy_test
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -33,6 +36,11 @@ func TestConformance(t *testing.T) {
 				{"FillAndRelease", testFillAndRelease},
 				{"BadFiller", testBadFiller},
 				{"CloseWhileMounted", testCloseWhileMounted},
+				{"FullDisk", testFullDisk},
+				{"CountsByReader", testCountsByReader},
+				{"ReadAhead", testReadAhead},
+				{"GuardLost", testGuardLost},
+				{"Overlay", testOverlay},
 			} {
 				t.Run(c.name, func(t *testing.T) { c.run(t, mode) })
 			}
@@ -124,7 +132,7 @@ func testEveryByte(t *testing.T, mode lazy.Mode) {
 
 func testOneFetchForMany(t *testing.T, mode lazy.Mode) {
 	r := newRig(t, lazy.Options{Mode: mode, Readahead: -1}, 4<<20)
-	r.src.delay = 100 * time.Millisecond
+	r.src.delay.Store(int64(100 * time.Millisecond))
 	fd := int(r.r.f.Fd())
 	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM) // no read-ahead of the kernel's
 	var wg sync.WaitGroup
@@ -349,13 +357,11 @@ func testFillAndRelease(t *testing.T, mode lazy.Mode) {
 
 func testBadFiller(t *testing.T, mode lazy.Mode) {
 	r := newRig(t, lazy.Options{Mode: mode, Readahead: -1}, 4<<20)
-	good := r.src.data
 	r.src.setFail(func(i, j int) error { return errs.New(errs.ImageCorrupt, "test", "digest mismatch") })
 	if err := r.r.check(0, 4096); !errors.Is(err, unix.EIO) {
 		t.Error(err)
 	}
 	r.src.setFail(nil)
-	r.src.data = good
 	if err := r.r.check(0, 4096); err != nil {
 		t.Error(err)
 	}
@@ -374,6 +380,189 @@ func testCloseWhileMounted(t *testing.T, mode lazy.Mode) {
 		t.Errorf("close while mounted: %v", err)
 	}
 	if err := r.r.check(0, 4<<20); err != nil {
+		t.Error(err)
+	}
+}
+
+// A disk of its own that is smaller than the blob.
+func smallDisk(t *testing.T, size string) string {
+	dir := t.TempDir()
+	img := dir + "/disk"
+	mnt := dir + "/mnt"
+	os.Mkdir(mnt, 0o700)
+	for _, c := range [][]string{
+		{"truncate", "-s", size, img},
+		{"mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", img},
+		{"mount", "-o", "loop", img, mnt},
+	} {
+		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("%v: %s", c, out)
+		}
+	}
+	t.Cleanup(func() {
+		for range 100 {
+			if unix.Unmount(mnt, 0) == nil {
+				return
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		t.Error("small disk stays mounted")
+	})
+	return mnt
+}
+
+func testFullDisk(t *testing.T, mode lazy.Mode) {
+	mnt := smallDisk(t, "24M")
+	l := buildLayer(t, 16<<20, 1)
+	c := openCache(t, mnt+"/cache", lazy.Options{Mode: mode, Readahead: -1, Deadline: 2 * time.Second})
+	r := &rig{t: t, l: l, src: newSource(l.data, 1), c: c}
+	r.open()
+	defer r.close()
+	ballast := mnt + "/ballast"
+	if err := r.r.check(0, 2<<20); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.Create(ballast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p := make([]byte, 64<<10); ; {
+		if _, err := b.Write(p); err != nil {
+			break
+		}
+	}
+	b.Close()
+	failed := 0
+	for off := int64(2 << 20); off < 12<<20; off += 1 << 20 {
+		if err := r.r.check(off, 300<<10); errors.Is(err, unix.EIO) {
+			failed++
+		} else if err != nil {
+			t.Error(err)
+		}
+	}
+	if failed == 0 {
+		t.Error("nothing failed on a full disk")
+	}
+	os.Remove(ballast)
+	if err := r.r.check(0, 12<<20); err != nil {
+		t.Errorf("with space again: %v", err)
+	}
+}
+
+func testCountsByReader(t *testing.T, mode lazy.Mode) {
+	var mu sync.Mutex
+	var reads []lazy.Read
+	r := newRig(t, lazy.Options{Mode: mode, Readahead: -1, OnRead: func(x lazy.Read) {
+		mu.Lock()
+		reads = append(reads, x)
+		mu.Unlock()
+	}}, 4<<20)
+	cmd := exec.Command("dd", "if="+r.r.f.Name(), "of=/dev/null", "bs=4k", "count=1", "skip=100", "status=none")
+	// The child opens it through its own /proc.
+	cmd.Args[1] = fmt.Sprintf("if=/proc/%d/fd/%d", os.Getpid(), int(r.r.f.Fd()))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(reads) == 0 {
+		t.Fatal("no read was told")
+	}
+	for _, x := range reads {
+		if x.PID != cmd.Process.Pid || x.Digest != r.l.digest || x.Len <= 0 || x.Err != nil {
+			t.Errorf("%+v, reader %d", x, cmd.Process.Pid)
+		}
+	}
+	if reads[0].Fetched < reads[0].Len {
+		t.Errorf("%+v", reads[0])
+	}
+}
+
+func testReadAhead(t *testing.T, mode lazy.Mode) {
+	r := newRig(t, lazy.Options{Mode: mode, Readahead: 2 << 20}, 8<<20)
+	r.src.delay.Store(int64(3 * time.Millisecond))
+	if err := r.r.check(0, 8<<20); err != nil {
+		t.Fatal(err)
+	}
+	seq := r.h.Stats()
+	if seq.Ahead < 4<<20 || seq.Hits == 0 {
+		t.Errorf("a sequential reader was not run ahead of: %+v", seq)
+	}
+	q := newRig(t, lazy.Options{Mode: mode, Readahead: 2 << 20}, 8<<20)
+	unix.Fadvise(int(q.r.f.Fd()), 0, 0, unix.FADV_RANDOM)
+	for _, off := range []int64{7 << 20, 3 << 20, 5 << 20, 1 << 20, 6 << 20, 2 << 20} {
+		if err := q.r.check(off, 4096); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := q.h.Stats(); s.Ahead != 0 || s.Fetched > 6*512<<10 {
+		t.Errorf("random reads were run ahead of: %+v", s)
+	}
+}
+
+// A file that was opened without its guard would let readers pass for ever.
+func testGuardLost(t *testing.T, mode lazy.Mode) {
+	dir := t.TempDir()
+	l := buildLayer(t, 1<<20, 1)
+	src := newSource(l.data, 1)
+	c := openCache(t, dir, lazy.Options{Mode: mode})
+	h, err := c.Blob(t.Context(), l.digest, int64(len(l.data)), src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(dir + "/blobs/" + l.digest + "/data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = openCache(t, dir, lazy.Options{Mode: mode})
+	defer c.Close()
+	if _, err := c.Blob(t.Context(), l.digest, int64(len(l.data)), src); !errors.Is(err, errs.StateConflict) {
+		t.Errorf("open without a guard: %v", err)
+	}
+	f.Close()
+	h, err = c.Blob(t.Context(), l.digest, int64(len(l.data)), src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	if _, err := lazy.Open(t.Context(), dir, lazy.Options{Mode: mode, LockWait: 10 * time.Millisecond}); !errors.Is(err, errs.StateConflict) {
+		t.Errorf("opened twice: %v", err)
+	}
+}
+
+// The kernel stacks no more than two file systems: an overlay over EROFS over the
+// blob's has to be possible.
+func testOverlay(t *testing.T, mode lazy.Mode) {
+	r := newRig(t, lazy.Options{Mode: mode}, 1<<20)
+	dir := t.TempDir()
+	for _, d := range []string{"upper", "work"} {
+		os.Mkdir(dir+"/"+d, 0o700)
+	}
+	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fs)
+	if err := errors.Join(
+		unix.FsconfigSetString(fs, "lowerdir+", fmt.Sprintf("/proc/self/fd/%d", r.mount)),
+		unix.FsconfigSetString(fs, "upperdir", dir+"/upper"),
+		unix.FsconfigSetString(fs, "workdir", dir+"/work"),
+		unix.FsconfigCreate(fs),
+	); err != nil {
+		t.Fatal(err)
+	}
+	m, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(m)
+	over := openBig(t, r.l, m)
+	defer over.f.Close()
+	if err := over.check(0, 1<<20); err != nil {
 		t.Error(err)
 	}
 }

@@ -96,7 +96,7 @@ func crashEdge(spec string) error {
 			return err
 		}
 		src := newSource(data, 5)
-		src.delay = s.Delay
+		src.delay.Store(int64(s.Delay))
 		h, err := c.Blob(ctx, s.Digest[i], int64(len(data)), src)
 		if err != nil {
 			return err

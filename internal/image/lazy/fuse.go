@@ -33,6 +33,7 @@ type fuseServer struct {
 	mount *os.File
 	fd    int
 	seq   atomic.Uint64 // of pins
+	bufs  sync.Pool     // of *[]byte
 	tasks sync.WaitGroup
 	ended atomic.Bool
 }
@@ -351,7 +352,13 @@ func (s *fuseServer) read(r fuseRequest) {
 		s.reply(r, errno(err), nil)
 		return
 	}
-	p := make([]byte, n)
+	buf, _ := s.bufs.Get().(*[]byte)
+	if buf == nil || int64(len(*buf)) < n {
+		p := make([]byte, n)
+		buf = &p
+	}
+	defer s.bufs.Put(buf)
+	p := (*buf)[:n]
 	_, err = d.b.data.ReadAt(p, r.off)
 	d.b.unpin(key)
 	if err != nil {

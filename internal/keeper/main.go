@@ -3,6 +3,7 @@ package keeper
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -13,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"dsec/api/v1/errs"
 
 	"golang.org/x/sys/unix"
 )
@@ -97,22 +100,22 @@ func (k *server) run() error {
 	return nil
 }
 
+// lock takes the slot. Who comes second goes at once: waiting, it could come to life
+// when the first one has been told to end.
 func (k *server) lock() (*os.File, bool) {
-	for i := 0; ; i++ {
-		fd, err := unix.Openat(rawFD(k.dir), lockName(k.slot), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
-		if err != nil {
-			return nil, false
-		}
-		if unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) == nil {
-			return os.NewFile(uintptr(fd), "lock"), true
-		}
-		unix.Close(fd)
-		if i == 20 {
-			return nil, false
-		}
-		time.Sleep(10 * time.Millisecond) // someone may only have looked
+	fd, err := unix.Openat(rawFD(k.dir), lockName(k.slot), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, false
 	}
+	l := unix.Flock_t{Type: unix.F_WRLCK}
+	if unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &l) != nil {
+		unix.Close(fd)
+		return nil, false
+	}
+	return os.NewFile(uintptr(fd), "lock"), true
 }
+
+const quiet = "keepers are being stopped"
 
 // copyFrom takes what another keeper holds.
 func (k *server) copyFrom(slot int) {
@@ -136,8 +139,19 @@ func (k *server) copyFrom(slot int) {
 				continue
 			}
 			_, fds, err := call(ctx, c, request{op: opTake, text: name}, nil)
-			if err != nil {
+			var e *errs.Error
+			switch {
+			case errors.As(err, &e) && e.Message == quiet:
+				// All are being stopped: hold nothing.
+				for name := range k.held {
+					closeAll(k.held[name])
+				}
+				clear(k.held)
+				return err
+			case errors.As(err, &e):
 				continue // dropped meanwhile
+			case err != nil:
+				return err // it has died; better a part than nothing
 			}
 			k.held[name] = fds
 		}
@@ -274,6 +288,9 @@ func (k *server) answer(r request, fds []int) (text []byte, out []int, err error
 		closeAll(k.held[r.text])
 		k.held[r.text] = fds
 	case opTake:
+		if k.quiesced {
+			return nil, nil, errors.New(quiet)
+		}
 		held, ok := k.held[r.text]
 		if !ok {
 			return nil, nil, fmt.Errorf("%q is not held", r.text)

@@ -217,14 +217,16 @@ func call(ctx context.Context, c *net.UnixConn, r request, fds []int) (text []by
 	return p[1:], got, nil
 }
 
-// slotFree says whether no process has a slot.
+// slotFree says whether no process has a slot. It only looks: a lock taken for
+// looking could turn a keeper away.
 func slotFree(dir *os.File, slot int) bool {
 	fd, err := unix.Openat(rawFD(dir), lockName(slot), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return false
 	}
 	defer unix.Close(fd)
-	return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) == nil
+	l := unix.Flock_t{Type: unix.F_WRLCK}
+	return unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &l) == nil && l.Type == unix.F_UNLCK
 }
 
 func lockName(slot int) string { return fmt.Sprintf("keeper-%d.lock", slot) }

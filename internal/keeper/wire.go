@@ -130,6 +130,9 @@ func parseRights(oob []byte) (fds []int, err error) {
 		if list[i].Header.Level != unix.SOL_SOCKET || list[i].Header.Type != unix.SCM_RIGHTS {
 			continue
 		}
+		if len(list[i].Data)%4 != 0 { // the library would run off its end
+			return fds, errors.New("descriptors cut short")
+		}
 		more, err := unix.ParseUnixRights(&list[i])
 		fds = append(fds, more...)
 		if err != nil {

@@ -56,7 +56,7 @@ type blob struct {
 	streams [4]stream
 	filler  Filler
 	come    chan struct{} // closed when there is a filler
-	asked   bool          // Reopen was asked for one
+	asked   *ask          // Reopen is being asked for one
 	used    time.Time
 	refs    int // guarded by Cache.mu
 	rec     []*Recorder
@@ -122,41 +122,64 @@ func (b *blob) setFiller(f Filler) {
 	b.filler = f
 }
 
+// ask is one question to Reopen; all that wait for its answer take it.
+type ask struct {
+	done chan struct{}
+	err  error
+}
+
 // getFiller waits for the filler of a blob that was taken over from a process
 // that died: from Reopen, or from whoever opens the blob.
 func (b *blob) getFiller(ctx context.Context) (Filler, error) {
 	b.mu.Lock()
-	f, asked := b.filler, b.asked
-	b.asked = true
-	size := b.t.size()
+	f, q, mine := b.filler, b.asked, false
+	if f == nil && q == nil && b.c.opts.Reopen != nil {
+		q, mine = &ask{done: make(chan struct{})}, true
+		b.asked = q
+	}
 	b.mu.Unlock()
 	if f != nil {
 		return f, nil
 	}
-	if !asked && b.c.opts.Reopen != nil {
-		f, err := b.c.opts.Reopen(ctx, b.digest, size)
-		if err == nil {
-			var t *table
-			if t, err = newTable(f, size); err == nil && !t.is(b.t) {
-				err = errs.New(errs.ImageCorrupt, phase, "blob "+b.digest+" is cut in another way than before")
-			}
-		}
-		if err != nil {
-			b.mu.Lock()
-			b.asked = false
-			b.mu.Unlock()
-			return nil, err
-		}
-		b.setFiller(f)
+	if mine {
+		q.err = b.reopen(ctx)
+		b.mu.Lock()
+		b.asked = nil // if it failed, the next one asks again
+		b.mu.Unlock()
+		close(q.done)
+	}
+	var answered chan struct{}
+	if q != nil {
+		answered = q.done
 	}
 	select {
 	case <-b.come:
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		return b.filler, nil
+	case <-answered:
 	case <-ctx.Done():
 		return nil, errs.Wrap(errs.DeadlineExceeded, phase, "wait for blob "+b.digest+" to be opened again", ctx.Err())
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.filler == nil {
+		return nil, q.err
+	}
+	return b.filler, nil
+}
+
+func (b *blob) reopen(ctx context.Context) error {
+	f, err := b.c.opts.Reopen(ctx, b.digest, b.t.size())
+	if err != nil {
+		return err
+	}
+	t, err := newTable(f, b.t.size())
+	if err != nil {
+		return err
+	}
+	if !t.is(b.t) {
+		return errs.New(errs.ImageCorrupt, phase, "blob "+b.digest+" is cut in another way than before")
+	}
+	b.setFiller(f)
+	return nil
 }
 
 // serve makes n bytes from off present for one reader and, if it then is let

@@ -175,6 +175,39 @@ func TestGate(t *testing.T) {
 	})
 }
 
+// One that came while Reopen was being asked would wait for its deadline.
+func TestAllHearThatReopenFailed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		no := errs.New(errs.EdgeUnreachable, "test", "gone")
+		c := &Cache{opts: Options{Reopen: func(context.Context, string, int64) (Filler, error) {
+			asked++
+			time.Sleep(time.Second)
+			return nil, no
+		}}}
+		b := newBlob(c, "x")
+		b.t = &table{bounds: []int64{0, 1}, hole: newBitmap(1)}
+		got := make(chan error, 10)
+		for range cap(got) {
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				_, err := b.getFiller(ctx)
+				got <- err
+			}()
+		}
+		for range cap(got) {
+			if err := <-got; !errors.Is(err, errs.EdgeUnreachable) {
+				t.Error(err)
+			}
+		}
+		if asked != 1 {
+			t.Errorf("asked %d times", asked)
+		}
+	})
+}
+
 func TestProbe(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")

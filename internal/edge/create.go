@@ -32,8 +32,12 @@ func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, er
 	if b == nil {
 		return v1.Sandbox{}, errs.New(errs.UnknownBackend, "edge.create", "this node has no usable backend "+string(req.Spec.Backend)).With("backend", string(req.Spec.Backend))
 	}
-	if req.Image != nil && !e.cfg.Images.Has(req.Image.Digest) {
-		return v1.Sandbox{}, errs.New(errs.ImageNotFound, "edge.create", "the image is not on this node").With("digest", req.Image.Digest)
+	if req.Image != nil {
+		for _, d := range req.Image.Digests() {
+			if !e.cfg.Images.Has(d) {
+				return v1.Sandbox{}, errs.New(errs.ImageNotFound, "edge.create", "the image is not on this node").With("digest", d)
+			}
+		}
 	}
 
 	s, existing, err := e.enter(ctx, req, b)
@@ -62,7 +66,7 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 		Steps: map[string]float64{},
 	}
 	if req.Image != nil {
-		s.view.ImageDigest = req.Image.Digest
+		s.view.ImageDigest, s.view.Parts = req.Image.Digest, req.Image.Parts
 	}
 	if ttl := req.Spec.MaxTTL.Duration(); ttl > 0 {
 		t := now.Add(ttl)

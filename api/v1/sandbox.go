@@ -41,6 +41,8 @@ const (
 type Spec struct {
 	Backend     Backend           `json:"backend,omitempty" enum:"container,hollow" doc:"Kind of isolation." default:"container"`
 	Image       string            `json:"image,omitempty" maxLength:"255" doc:"Name or digest of the base image. Hollow sandboxes need none."`
+	Workspace   string            `json:"workspace,omitempty" maxLength:"255" doc:"Name or digest of an image whose layers lie over the base: a repository with what it needs."`
+	Toolkits    []string          `json:"toolkits,omitempty" maxItems:"32" doc:"Names or digests of images whose layers lie on top, each over those before it."`
 	CPUMillis   int64             `json:"cpu_millis,omitempty" minimum:"0" doc:"CPU limit in thousandths of a core." default:"1000"`
 	MemoryBytes int64             `json:"memory_bytes,omitempty" minimum:"0" doc:"Memory limit in bytes." default:"536870912"`
 	PIDs        int64             `json:"pids,omitempty" minimum:"0" doc:"Limit of processes and threads." default:"1024"`
@@ -78,7 +80,8 @@ type Sandbox struct {
 	State       State              `json:"state"`
 	Node        string             `json:"node" doc:"Edge that owns it."`
 	Spec        Spec               `json:"spec"`
-	ImageDigest string             `json:"image_digest,omitempty"`
+	ImageDigest string             `json:"image_digest,omitempty" doc:"Of the base image."`
+	Parts       []ImagePart        `json:"parts,omitempty" doc:"What it is composed of, lowest first; empty: the base image alone."`
 	CreatedAt   time.Time          `json:"created_at"`
 	StartedAt   *time.Time         `json:"started_at,omitempty"`
 	EndedAt     *time.Time         `json:"ended_at,omitempty"`

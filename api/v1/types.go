@@ -2,6 +2,7 @@ package v1
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"dsec/api/v1/errs"
@@ -16,6 +17,28 @@ type Image struct {
 	Files     int64       `json:"files"`
 	Layers    []Layer     `json:"layers"`
 	Config    ImageConfig `json:"config"`
+	Parts     []ImagePart `json:"parts,omitempty" doc:"Images that a sandbox's was composed of, lowest first."`
+}
+
+// ImagePart is one image of a composition.
+type ImagePart struct {
+	Kind   string `json:"kind" enum:"base,workspace,toolkit"`
+	Name   string `json:"name,omitempty"`
+	Digest string `json:"digest"`
+}
+
+// Digests returns those of all images that i is composed of: its own if of one alone.
+func (i *Image) Digests() []string {
+	if len(i.Parts) == 0 {
+		return []string{i.Digest}
+	}
+	out := make([]string, 0, len(i.Parts))
+	for _, p := range i.Parts {
+		if !slices.Contains(out, p.Digest) {
+			out = append(out, p.Digest)
+		}
+	}
+	return out
 }
 
 // Layer is one EROFS layer: a metadata blob and a data blob.

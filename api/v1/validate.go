@@ -2,6 +2,7 @@ package v1
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"dsec/api/v1/errs"
@@ -19,6 +20,7 @@ const (
 	MinLease       = 1 // second: below it a client that is only slow would lose its sandbox
 	maxEnvBytes    = 256 << 10
 	maxLabels      = 64
+	maxToolkits    = 32
 )
 
 // SetDefaults fills what is zero.
@@ -49,6 +51,15 @@ func (s *Spec) Validate() error {
 	}
 	if s.Image == "" && s.Backend != BackendHollow {
 		return bad("image", "is required")
+	}
+	if s.Image == "" && (s.Workspace != "" || len(s.Toolkits) > 0) {
+		return bad("image", "a workspace and toolkits lie over a base image")
+	}
+	if len(s.Toolkits) > maxToolkits {
+		return bad("toolkits", "%d; at most %d", len(s.Toolkits), maxToolkits)
+	}
+	if slices.Contains(s.Toolkits, "") {
+		return bad("toolkits", "holds an empty name")
 	}
 	if s.MemoryBytes < MinMemoryBytes {
 		return bad("memory_bytes", "%d is below the %d (%d MiB) that a sandbox needs to start", s.MemoryBytes, int64(MinMemoryBytes), MinMemoryBytes>>20)

@@ -65,6 +65,13 @@ func sandboxIDs(ctx context.Context, c *client.Client, args []string) []cobra.Co
 	return out
 }
 
+// completeSpecImages completes the flags of a spec that name images.
+func (a *app) completeSpecImages(cmd *cobra.Command) {
+	for _, f := range []string{"workspace", "toolkit"} {
+		cmd.RegisterFlagCompletionFunc(f, a.completeImages(-1))
+	}
+}
+
 // completeImages completes up to limit image names.
 func (a *app) completeImages(limit int) completeFunc {
 	return a.completeFrom(limit, func(ctx context.Context, c *client.Client, _ []string) []cobra.Completion {

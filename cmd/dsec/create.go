@@ -14,7 +14,7 @@ func (a *app) createCmd() *cobra.Command {
 	var sf specFlags
 	var count int
 	var asJSON bool
-	var key string
+	var key, base string
 	cmd := &cobra.Command{
 		Use:   "create [flags] IMAGE",
 		Short: "Create sandboxes and print their ids",
@@ -26,14 +26,17 @@ A sandbox whose id cannot be printed is removed again, as nobody would know of i
 with --idempotency-key, which finds it.`,
 		Example: `  dsec create debian
   dsec create --count 100 --label job=eval7 --memory 1g debian
+  dsec create --image debian --workspace repo --toolkit lint --toolkit agent
   dsec create --backend hollow`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.completeImages(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			image := ""
-			if len(args) == 1 {
+			image := base
+			if len(args) == 1 && image == "" {
 				image = args[0]
-			} else if v1.Backend(sf.backend) != v1.BackendHollow {
+			} else if len(args) == 1 {
+				return usagef("IMAGE and --image are two names for one thing")
+			} else if image == "" && v1.Backend(sf.backend) != v1.BackendHollow {
 				return usagef("IMAGE is missing; only --backend hollow needs none")
 			}
 			if count < 1 || count > 10000 {
@@ -70,6 +73,9 @@ with --idempotency-key, which finds it.`,
 	}
 	sf.add(cmd)
 	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
+	a.completeSpecImages(cmd)
+	cmd.Flags().StringVar(&base, "image", "", "base image: the same as IMAGE")
+	cmd.RegisterFlagCompletionFunc("image", a.completeImages(-1))
 	cmd.Flags().IntVar(&count, "count", 1, "how many to create")
 	cmd.Flags().StringVar(&key, "idempotency-key", "", "same key within five minutes: same sandbox")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print each sandbox as a line of JSON")

@@ -166,6 +166,9 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 		{"backend", string(s.Backend)}, {"image", orDash(s.Image)}, {"digest", orDash(sb.ImageDigest)},
 		{"created", stamp(sb.CreatedAt, now)},
 	}
+	for _, p := range sb.Parts {
+		rows = append(rows, []string{p.Kind, orDash(p.Name) + " " + p.Digest})
+	}
 	for _, t := range []struct {
 		name string
 		at   *time.Time

@@ -70,6 +70,7 @@ If run itself is killed, or is stopped or cut off from the server for longer tha
 		},
 	}
 	sf.add(cmd)
+	a.completeSpecImages(cmd)
 	f := cmd.Flags()
 	f.SetInterspersed(true)
 	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal")

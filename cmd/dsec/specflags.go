@@ -14,6 +14,8 @@ import (
 // specFlags are the flags of run and create that make a spec.
 type specFlags struct {
 	backend, user, workdir, hostname string
+	workspace                        string
+	toolkits                         []string
 	cpu                              cpuValue
 	memory                           bytesValue
 	pids                             int64
@@ -26,6 +28,8 @@ func (s *specFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	s.flags = f
 	f.StringVar(&s.backend, "backend", "", "kind of isolation: container, hollow (default container)")
+	f.StringVar(&s.workspace, "workspace", "", "image whose files lie over the base image: a repository with what it needs")
+	f.StringArrayVar(&s.toolkits, "toolkit", nil, "image whose files lie on top of that (repeatable; a later one over an earlier)")
 	f.Var(&s.cpu, "cpu", "CPU limit: 2, 0.5 or 500m (default 1)")
 	f.Var(&s.memory, "memory", "memory limit: 512MiB, 1g (default 512MiB)")
 	f.Int64Var(&s.pids, "pids", 0, "limit of processes and threads (default 1024)")
@@ -57,7 +61,7 @@ func (s *specFlags) spec(image string) (v1.Spec, error) {
 		return v1.Spec{}, usagef("--ttl must not be negative")
 	}
 	return v1.Spec{
-		Backend: v1.Backend(s.backend), Image: image, CPUMillis: int64(s.cpu), MemoryBytes: int64(s.memory), PIDs: s.pids,
+		Backend: v1.Backend(s.backend), Image: image, Workspace: s.workspace, Toolkits: s.toolkits, CPUMillis: int64(s.cpu), MemoryBytes: int64(s.memory), PIDs: s.pids,
 		User: s.user, WorkDir: s.workdir, Hostname: s.hostname, Env: env, Labels: labels, MaxTTL: v1.Seconds(s.ttl.Seconds()),
 	}, nil
 }

@@ -33,8 +33,10 @@ func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, er
 		return v1.Sandbox{}, errs.New(errs.UnknownBackend, "edge.create", "this node has no usable backend "+string(req.Spec.Backend)).With("backend", string(req.Spec.Backend))
 	}
 	if req.Image != nil {
-		if err := e.cfg.Images.Find(req.Image.Digest); err != nil {
-			return v1.Sandbox{}, err
+		for _, d := range req.Image.Digests() {
+			if err := e.cfg.Images.Find(d); err != nil {
+				return v1.Sandbox{}, err
+			}
 		}
 	}
 
@@ -64,7 +66,7 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 		Steps: map[string]float64{},
 	}
 	if req.Image != nil {
-		s.view.ImageDigest = req.Image.Digest
+		s.view.ImageDigest, s.view.Parts = req.Image.Digest, req.Image.Parts
 	}
 	if ttl := req.Spec.MaxTTL.Duration(); ttl > 0 {
 		t := now.Add(ttl)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"slices"
 	"time"
 
 	"dsec/aether"
@@ -306,7 +307,7 @@ func (e *Edge) serveImport(ctx context.Context, s *aether.Stream) (aether.Messag
 func (e *Edge) serveImageDelete(ctx context.Context, _ *aether.Stream, r *msg.ImageRequest) (*msg.Empty, error) {
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
-		if s.image != nil && s.image.Digest == r.Digest {
+		if s.image != nil && slices.Contains(s.image.Digests(), r.Digest) {
 			e.mu.Unlock()
 			return nil, errs.New(errs.ImageInUse, "edge.image", "a sandbox uses the image").With("sandbox", s.snapshot().ID)
 		}

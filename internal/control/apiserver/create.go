@@ -149,11 +149,11 @@ func (s *Server) createNow(ctx context.Context, spec v1.Spec, key string) (*v1.S
 		Backend: spec.Backend, Resources: v1.Resources{Slots: 1, CPUMillis: spec.CPUMillis, MemoryBytes: spec.MemoryBytes},
 	}
 	if spec.Image != "" {
-		img, err := s.catalog.resolve(spec.Image)
+		img, err := s.catalog.compose(&spec)
 		if err != nil {
 			return nil, err
 		}
-		ask.Image, need.Digest = &img, img.Digest
+		ask.Image, need.Digests = img, img.Digests()
 	}
 	var made v1.Sandbox
 	err := s.placer.Place(ctx, need, func(ctx context.Context, node v1.Node, id string) error {

@@ -31,7 +31,7 @@ type Nodes interface {
 // Need is what a sandbox wants of its node.
 type Need struct {
 	Backend v1.Backend
-	Digest  string // of the image; empty: none
+	Digests []string // of the images it is composed of
 	v1.Resources
 }
 
@@ -196,7 +196,7 @@ func (p *Placer) filter(loads []watcher.NodeLoad, need Need, tried map[string]bo
 	case len(usable) == 0:
 		return nil, errs.New(errs.NodeFull, "placement", "the nodes that are large enough take nothing now").After(retryAfter)
 	}
-	usable = withImage(usable, need.Digest)
+	usable = withImages(usable, need.Digests)
 
 	cands := make([]candidate, 0, len(usable))
 	var full *errs.Error
@@ -218,15 +218,15 @@ func (p *Placer) filter(loads []watcher.NodeLoad, need Need, tried map[string]bo
 	return cands, nil
 }
 
-// withImage keeps the nodes that have the image, or all if none has it: the edge then
-// fetches it or says that it is missing.
-func withImage(nodes []watcher.NodeLoad, digest string) []watcher.NodeLoad {
-	if digest == "" {
+// withImages keeps the nodes that have all the images, or all nodes if none has: the edge
+// then says which is missing.
+func withImages(nodes []watcher.NodeLoad, digests []string) []watcher.NodeLoad {
+	if len(digests) == 0 {
 		return nodes
 	}
 	var have []watcher.NodeLoad
 	for _, l := range nodes {
-		if _, ok := l.Images[digest]; ok {
+		if !slices.ContainsFunc(digests, func(d string) bool { _, ok := l.Images[d]; return !ok }) {
 			have = append(have, l)
 		}
 	}

@@ -236,13 +236,13 @@ func TestImageDecidesWhereItIs(t *testing.T) {
 	has.Images = map[string]struct{}{"sha256:x": {}}
 	p, _ := newPlacer(1, node("a", 5), has, node("c", 5))
 	need := one
-	need.Digest = "sha256:x"
+	need.Digests = []string{"sha256:x"}
 	for range 5 {
 		if n, _, err := p.reserve(need, nil); err != nil || n.ID != "b" {
 			t.Fatal(n.ID, err)
 		}
 	}
-	need.Digest = "sha256:nowhere"
+	need.Digests = []string{"sha256:nowhere"}
 	if _, _, err := p.reserve(need, nil); err != nil {
 		t.Errorf("an image that is nowhere: %v", err)
 	}

@@ -51,8 +51,8 @@ type Spec struct {
 	Env         map[string]string `json:"env,omitempty" doc:"Environment of every process, over the image's."`
 	Hostname    string            `json:"hostname,omitempty" maxLength:"63" doc:"Empty: the sandbox id."`
 	Labels      map[string]string `json:"labels,omitempty" doc:"For selection; 'job' groups a job's sandboxes."`
-	MaxTTL      Seconds           `json:"max_ttl_s,omitempty" minimum:"0" doc:"Seconds until the sandbox is removed; 0: never."`
-	Lease       Seconds           `json:"lease_s,omitempty" minimum:"0" doc:"Seconds that the sandbox outlives whoever renews it: it is removed when its create and the last renewal are longer ago. 0: nobody need renew it; else at least 1."`
+	MaxTTL      Seconds           `json:"max_ttl_s,omitempty" minimum:"0" doc:"Seconds until the sandbox is removed, at most 10 years; 0: never."`
+	Lease       Seconds           `json:"lease_s,omitempty" minimum:"0" doc:"Seconds that the sandbox outlives whoever renews it: it is removed when its create and the last renewal are longer ago. 0: nobody need renew it; else at least 1, at most 10 years."`
 }
 
 // Seconds is a duration in whole or fractional seconds.

@@ -17,7 +17,8 @@ const (
 	// sandbox would only die of OOM.
 	MinMemoryBytes = 16 << 20
 	MinPIDs        = 16
-	MinLease       = 1 // second: below it a client that is only slow would lose its sandbox
+	MinLease       = 1                // second: below it a client that is only slow would lose its sandbox
+	MaxTime        = 10 * 365 * 86400 // seconds of a lease or time to live, far from what overflows
 	maxEnvBytes    = 256 << 10
 	maxLabels      = 64
 	maxToolkits    = 32
@@ -73,8 +74,11 @@ func (s *Spec) Validate() error {
 	if s.WorkDir != "" && !strings.HasPrefix(s.WorkDir, "/") {
 		return bad("work_dir", "%q is not absolute", s.WorkDir)
 	}
-	if s.MaxTTL < 0 {
-		return bad("max_ttl_s", "must not be negative")
+	if !(s.MaxTTL >= 0 && s.MaxTTL <= MaxTime) { // a NaN is neither
+		return bad("max_ttl_s", "%g is not between 0 and %d s (10 years)", float64(s.MaxTTL), int64(MaxTime))
+	}
+	if !(s.Lease <= MaxTime) {
+		return bad("lease_s", "%g is above the maximum of %d s (10 years)", float64(s.Lease), int64(MaxTime))
 	}
 	if s.Lease < 0 || s.Lease > 0 && s.Lease < MinLease {
 		return bad("lease_s", "%g is below the minimum of %d s", float64(s.Lease), MinLease)

@@ -236,6 +236,9 @@ func TestRenew(t *testing.T) {
 	w.do("DELETE", path, nil)
 	w.problem("sandbox_gone", "POST", path+"/renew", nil)
 	w.problem("sandbox_not_found", "POST", "/v1/sandboxes/nosuch/renew", nil)
+	for _, field := range []string{"lease_s", "max_ttl_s"} { // would overflow, and end at once
+		w.problem("bad_spec", "POST", "/v1/sandboxes", `{"backend":"hollow","`+field+`":9e18}`)
+	}
 	w.problem("bad_spec", "POST", "/v1/sandboxes", `{"backend":"hollow","lease_s":0.5}`)
 }
 

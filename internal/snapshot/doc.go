@@ -11,7 +11,8 @@
 // A layer is marked as overlayfs marks its own: a removed name is a character device 0:0, a
 // directory that hides what is below it has trusted.overlay.opaque=y, and a renamed one says in
 // trusted.overlay.redirect where the rest of it is. What else an overlay notes in its upper (origins,
-// impure directories, link counts) is about the layers it was made on and left out.
+// impure directories, link counts) is about the layers it was made on and left out; a directory with
+// whiteouts has an origin that says "unknown", which makes the kernel look for them.
 //
 // Start reading at pack.go, then writer.go and dir.go; flatten.go resolves names as the kernel does.
 //

@@ -47,7 +47,8 @@ func Flatten(ctx context.Context, o FlattenOptions) (layer.Result, Manifest, err
 		}
 		f.roots = append(f.roots, root)
 	}
-	if err := f.walk(ctx, o.Bottom); err != nil {
+	f.bottom = o.Bottom
+	if err := f.walk(ctx); err != nil {
 		return layer.Result{}, f.man, err
 	}
 	return w.finish(o.Meta)
@@ -57,6 +58,7 @@ func Flatten(ctx context.Context, o FlattenOptions) (layer.Result, Manifest, err
 type flattener struct {
 	*writer
 	roots  []*dir // by layer, lowest first
+	bottom bool
 	links  map[inodeKey]layer.Entry
 	frames []*mergedFrame
 }
@@ -120,12 +122,12 @@ type mergedItem struct {
 	top int
 }
 
-func (f *flattener) walk(ctx context.Context, bottom bool) error {
+func (f *flattener) walk(ctx context.Context) error {
 	root := merged{}
 	for i := len(f.roots) - 1; i >= 0; i-- {
 		root.dirs = append(root.dirs, f.roots[i])
 	}
-	if !bottom {
+	if !f.bottom {
 		root.below = &place{abs: "/"}
 	}
 	if err := f.enter(nil, "", root); err != nil {
@@ -275,7 +277,7 @@ func (f *flattener) lookup(m merged, name string, top int) (merged, error) {
 	}
 	out := merged{dirs: w.found}
 	switch {
-	case w.stop:
+	case w.stop, f.bottom:
 	case w.abs:
 		out.below = &place{abs: "/" + strings.Join(w.rest, "/")}
 	case m.below != nil:

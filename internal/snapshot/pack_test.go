@@ -111,7 +111,11 @@ func TestAPackedChangeShowsTheSame(t *testing.T) {
 		s := base.push(fd, l)
 		v := s.view()
 		defer unix.Close(v)
-		if d := imagetest.Diff(want, describe(rt, v)); d != "" {
+		d := imagetest.Diff(withoutInodes(want), withoutInodes(describe(rt, v)))
+		if d == "" {
+			d = imagetest.Diff(links(describe(rt, o.upper)), links(describe(rt, fd)))
+		}
+		if d != "" {
 			for i, o := range ops {
 				rt.Logf("%d %s %d %d %q: %s", i, o.Do, o.A, o.B, o.Name, results[i])
 			}
@@ -120,7 +124,7 @@ func TestAPackedChangeShowsTheSame(t *testing.T) {
 		if d := imagetest.Diff(wantTar, tarOf(rt, v)); d != "" {
 			rt.Fatalf("tar: %s", d)
 		}
-		unix.Close(fd)
+		w.unmount(fd)
 	})
 }
 
@@ -155,7 +159,7 @@ func TestAChainOfFifty(t *testing.T) {
 	}
 	for i, s := range stacks {
 		v := s.view()
-		if d := imagetest.Diff(wants[i], describe(t, v)); d != "" {
+		if d := imagetest.Diff(withoutInodes(wants[i]), withoutInodes(describe(t, v))); d != "" {
 			t.Errorf("snapshot %d: %s", i, d)
 		}
 		unix.Close(v)

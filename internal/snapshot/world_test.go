@@ -64,6 +64,7 @@ type world struct {
 	userns int
 	ops    *os.File
 	n      int
+	open   map[int]bool // mounts
 }
 
 func newWorld(t testing.TB) *world {
@@ -71,7 +72,7 @@ func newWorld(t testing.TB) *world {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
-	w := &world{tb: t, first: 3_000_000_000 + nextRange.Add(1)*rangeSize, dir: t.TempDir()}
+	w := &world{tb: t, first: 3_000_000_000 + nextRange.Add(1)*rangeSize, dir: t.TempDir(), open: map[int]bool{}}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	w.must(err)
 	w.ops = os.NewFile(uintptr(pair[0]), "ops")
@@ -100,8 +101,19 @@ func newWorld(t testing.TB) *world {
 		w.ops.Close()
 		cmd.Wait()
 		unix.Close(w.userns)
+		for fd := range w.open {
+			unix.Close(fd)
+		}
 	})
 	return w
+}
+
+// unmount lets go of a layer before the test ends.
+func (w *world) unmount(fd int) {
+	if w.open[fd] {
+		delete(w.open, fd)
+		unix.Close(fd)
+	}
 }
 
 func (w *world) must(err error) {
@@ -127,7 +139,7 @@ func (w *world) stack() *stack { return &stack{w: w} }
 
 func (s *stack) close() {
 	for _, m := range s.mounts {
-		unix.Close(m)
+		s.w.unmount(m)
 	}
 }
 
@@ -201,7 +213,7 @@ func (w *world) mountLayer(dir string, mk func(data layer.Blob, meta io.Writer) 
 	}
 	fd, err := image.Mount(w.tb.Context(), f)
 	w.must(err)
-	w.tb.Cleanup(func() { unix.Close(fd) })
+	w.open[fd] = true
 	return fd, image.Layer{MetaDigest: res.MetaDigest, MetaSize: res.MetaSize, DataDigest: res.DataDigest, DataSize: res.DataSize}
 }
 
@@ -303,7 +315,7 @@ func (s *stack) flatten(from, to int) *stack {
 // describe lists what the mount shows. It keeps the mount.
 func describe(t tb, root int) []string {
 	t.Helper()
-	fd, err := unix.Dup(root)
+	fd, err := unix.FcntlInt(uintptr(root), unix.F_DUPFD_CLOEXEC, 0)
 	if err == nil {
 		var lines []string
 		if lines, err = imagetest.DescribeFD(fd); err == nil {
@@ -328,10 +340,36 @@ func withoutLinks(lines []string) []string {
 	return out
 }
 
+// withoutInodes takes out which names are one file: an overlay may give the names of a file
+// that it copied up different inode numbers (which it does depends on what is cached).
+func withoutInodes(lines []string) []string {
+	out := make([]string, len(lines))
+	for i, l := range lines {
+		if at := strings.Index(l, ` same="`); at >= 0 {
+			q := must(strconv.QuotedPrefix(l[at+len(` same=`):]))(nil)
+			l = l[:at] + l[at+len(` same=`)+len(q):]
+		}
+		out[i] = l
+	}
+	return out
+}
+
+// links are the names of files that have several, whiteouts not counted.
+func links(lines []string) (out []string) {
+	for _, l := range lines {
+		if strings.Contains(l, ` same="`) && !strings.Contains(l, " rdev=0:0") {
+			name := must(strconv.QuotedPrefix(l))(nil)
+			same := l[strings.Index(l, ` same="`)+len(` same=`):]
+			out = append(out, name+" is "+must(strconv.QuotedPrefix(same))(nil))
+		}
+	}
+	return out
+}
+
 // tarOf is what tar makes of the mount, one line for each member.
 func tarOf(t tb, root int) []string {
 	t.Helper()
-	f := os.NewFile(uintptr(must(unix.Dup(root))(t)), "root")
+	f := os.NewFile(uintptr(must(unix.FcntlInt(uintptr(root), unix.F_DUPFD_CLOEXEC, 0))(t)), "root")
 	defer f.Close()
 	cmd := exec.Command("tar", "-C", "/proc/self/fd/3", "--xattrs", "--xattrs-include=*", "--acls", "--numeric-owner", "--sort=name",
 		"--format=posix", "--pax-option=delete=atime,delete=ctime", "-cf", "-", ".")
@@ -378,7 +416,6 @@ func tarOf(t tb, root int) []string {
 
 func must[T any](v T, err error) func(tb) T {
 	return func(t tb) T {
-		t.Helper()
 		if err != nil {
 			t.Fatalf("%v", err)
 		}

@@ -127,7 +127,14 @@ func (w *writer) isWhiteout(d *dir, name string) (bool, error) {
 func whiteout(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 }
 
 // whiteout adds a whiteout. All share one inode: a layer may have 10^5 of them.
+//
+// The directory gets an origin, "unknown": where it is the only part of a merged directory (it is
+// on other layers, say, that do not have it), the kernel looks for whiteouts in it only then,
+// and otherwise lists their names (ovl_get_inode, "non-merge dir that may have whiteouts").
 func (w *writer) whiteout(out layer.Dir, name string) (err error) {
+	if err := out.SetXattr(overlayPrefix+"origin", nil); err != nil {
+		return err
+	}
 	w.man.Whiteouts++
 	if w.man.Whiteouts == 1 {
 		w.white, err = out.Special(name, unix.S_IFCHR, 0, 0, layer.Attr{})

@@ -3,6 +3,10 @@ package layer
 import (
 	"context"
 	"io"
+	"slices"
+	"sort"
+
+	"dsec/api/v1/errs"
 
 	"golang.org/x/sys/unix"
 )
@@ -89,6 +93,24 @@ func (d Dir) Link(name string, e Entry) error {
 		return err
 	}
 	d.b.set(d.n, name, e.ino)
+	return nil
+}
+
+// SetXattr sets one more xattr of the directory itself.
+func (d Dir) SetXattr(name string, value []byte) error {
+	ino := d.n.ino
+	at := sort.Search(len(ino.xattrs), func(i int) bool { return ino.xattrs[i].Name >= name })
+	if at < len(ino.xattrs) && ino.xattrs[at].Name == name {
+		ino.xattrs[at].Value = value
+	} else {
+		ino.xattrs = slices.Insert(slices.Clip(ino.xattrs), at, Xattr{Name: name, Value: value})
+	}
+	if _, _, ok := xattrIndex(name); !ok {
+		return errs.New(errs.ImageUnsupported, phase, "xattr "+quote(name))
+	}
+	if _, err := xattrSize(ino.xattrs); err != nil {
+		return errs.New(errs.ImageUnsupported, phase, "xattrs of "+quote(d.n.name)).Because(err)
+	}
 	return nil
 }
 

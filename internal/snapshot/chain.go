@@ -115,7 +115,8 @@ type Range struct{ From, To int }
 
 // Plan returns the ranges to flatten, lowest first, none overlapping. Small neighbours go
 // together, and the result of one range counts as small only if it is, by its parts' sum. If
-// too many layers are left, those neighbours are merged that together are the least to rewrite.
+// too many layers are left, those neighbours are merged that together are the least to rewrite
+// (of equal ones the highest, which fewer others share).
 func (p Policy) Plan(c Chain) []Range {
 	type run struct {
 		Range
@@ -133,7 +134,7 @@ func (p Policy) Plan(c Chain) []Range {
 	for p.Layers > 0 && len(runs) > max(p.Layers, p.Keep+1) {
 		best := -1
 		for i := p.Keep; i+1 < len(runs); i++ {
-			if best < 0 || runs[i].size+runs[i+1].size < runs[best].size+runs[best+1].size {
+			if best < 0 || runs[i].size+runs[i+1].size <= runs[best].size+runs[best+1].size {
 				best = i
 			}
 		}

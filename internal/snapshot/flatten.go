@@ -47,7 +47,7 @@ func Flatten(ctx context.Context, o FlattenOptions) (layer.Result, Manifest, err
 		}
 		f.roots = append(f.roots, root)
 	}
-	f.bottom = o.Bottom
+	f.bottom, f.sparse = o.Bottom, true
 	if err := f.walk(ctx); err != nil {
 		return layer.Result{}, f.man, err
 	}

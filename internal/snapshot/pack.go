@@ -264,7 +264,7 @@ func (p *packer) leave(f *frame) error {
 		return nil
 	}
 	var st unix.Stat_t
-	if fd, err := p.dirs.fd(f.dir); err != nil || unix.Fstat(fd, &st) != nil || st.Ctim != f.st.Ctim {
+	if f.dir.fd >= 0 && (unix.Fstat(f.dir.fd, &st) != nil || st.Ctim != f.st.Ctim) {
 		p.attrs.note("directories changed while they were packed (the sandbox was not frozen)")
 	}
 	return nil

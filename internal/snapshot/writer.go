@@ -32,7 +32,9 @@ type writer struct {
 	attrs *attrReader
 	man   Manifest
 	white layer.Entry // the one inode of all whiteouts
-	xbuf  []byte
+	// The trees are EROFS, which tells of holes when asked, but not in a file's stat.
+	sparse bool
+	xbuf   []byte
 }
 
 func newWriter(blob layer.Blob, ids IDs, limits Limits, progress func(bytes, entries int64)) *writer {
@@ -163,7 +165,11 @@ func (w *writer) add(ctx context.Context, out layer.Dir, name string, f *file, a
 	switch f.st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		w.man.Regular++
-		e, err := out.File(ctx, name, a, f.st.Size, layer.FileReader(f.fd, &f.st))
+		content := layer.FileReader(f.fd, &f.st)
+		if w.sparse && f.st.Size > 64<<10 {
+			content = layer.SparseReader(f.fd, f.st.Size)
+		}
+		e, err := out.File(ctx, name, a, f.st.Size, content)
 		if changed := f.changed(); changed != nil && ctx.Err() == nil {
 			return e, changed // rather than what came of it
 		}

@@ -11,9 +11,15 @@ import (
 // the reader is a [Sparse]. The descriptor's own offset is left alone unless it is sparse.
 func FileReader(fd int, st *unix.Stat_t) io.Reader {
 	if st.Blocks*512 < st.Size {
-		return &holes{fdReader: fdReader{fd: fd}, size: st.Size}
+		return SparseReader(fd, st.Size)
 	}
 	return &fdReader{fd: fd}
+}
+
+// SparseReader is FileReader for a file that may be sparse though its stat does not say
+// so, as with EROFS.
+func SparseReader(fd int, size int64) io.Reader {
+	return &holes{fdReader: fdReader{fd: fd}, size: size}
 }
 
 // fdReader reads a regular file by its bare descriptor: an os.File costs two

@@ -276,7 +276,13 @@ func (o *overlay) close() {
 	os.RemoveAll(o.dir)
 }
 
-func (w *world) ids() snapshot.IDs { return snapshot.IDs{First: w.first, Count: rangeSize} }
+// ids are those of the sandbox; a world without a user namespace has the host's.
+func (w *world) ids() snapshot.IDs {
+	if w.first == 0 {
+		return snapshot.IDs{}
+	}
+	return snapshot.IDs{First: w.first, Count: rangeSize}
+}
 
 // pack packs the overlay and mounts the layer.
 func (o *overlay) pack(opts snapshot.Options) (int, image.Layer, snapshot.Manifest) {

@@ -21,6 +21,7 @@ var ranks = []struct {
 	{"dsec/internal/keeper", 1},
 	{"dsec/internal/guest", 2},
 	{"dsec/internal/image", 3},
+	{"dsec/internal/snapshot", 4},
 	{"dsec/internal/backend", 4},
 	{"dsec/internal/edge", 5},
 	{"dsec/client", 5},

@@ -83,9 +83,17 @@ func (d *dataWriter) write(p []byte) error {
 	return nil
 }
 
+// flush hashes and writes at once: each takes about as long as the other.
 func (d *dataWriter) flush() error {
-	d.sum.Write(d.buf)
+	hashed := make(chan struct{})
+	hash := func() { d.sum.Write(d.buf); close(hashed) }
+	if len(d.buf) < bufSize/4 {
+		hash()
+	} else {
+		go hash()
+	}
 	_, err := d.w.Write(d.buf)
+	<-hashed
 	d.buf = d.buf[:0]
 	return DiskError("write data blob", err)
 }

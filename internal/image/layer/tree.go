@@ -169,12 +169,6 @@ func (b *Builder) Dir(path string, a Attr) error {
 // File adds a regular file of size bytes read from r. If r is a [Sparse], its
 // holes are skipped instead of read.
 func (b *Builder) File(ctx context.Context, path string, a Attr, size int64, r io.Reader) error {
-	if size < 0 {
-		return corrupt(path, "negative size", nil)
-	}
-	if size > b.opts.MaxBytes-b.bytes {
-		return errs.New(errs.BodyTooLarge, phase, fmt.Sprintf("image holds more than the limit of %d bytes at %s", b.opts.MaxBytes, quote(path)))
-	}
 	ino, err := b.newInode(path, unix.S_IFREG, a)
 	if err != nil {
 		return err
@@ -182,6 +176,21 @@ func (b *Builder) File(ctx context.Context, path string, a Attr, size int64, r i
 	parent, name, err := b.place(path)
 	if err != nil {
 		return err
+	}
+	if err := b.fill(ctx, path, ino, size, r); err != nil {
+		return err
+	}
+	b.set(parent, name, ino)
+	return nil
+}
+
+// fill takes in a regular file's content.
+func (b *Builder) fill(ctx context.Context, path string, ino *inode, size int64, r io.Reader) (err error) {
+	if size < 0 {
+		return corrupt(path, "negative size", nil)
+	}
+	if size > b.opts.MaxBytes-b.bytes {
+		return errs.New(errs.BodyTooLarge, phase, fmt.Sprintf("image holds more than the limit of %d bytes at %s", b.opts.MaxBytes, quote(path)))
 	}
 	ino.size = size
 	progress := func(n int64) {
@@ -197,22 +206,16 @@ func (b *Builder) File(ctx context.Context, path string, a Attr, size int64, r i
 		}
 		b.inlined += size
 		progress(size)
-	} else if ino.extent, err = b.data.put(ctx, path, size, r, progress); err != nil {
-		return err
+		return nil
 	}
-	b.set(parent, name, ino)
-	return nil
+	ino.extent, err = b.data.put(ctx, path, size, r, progress)
+	return err
 }
 
 // Symlink adds a symbolic link.
 func (b *Builder) Symlink(path, target string, a Attr) error {
-	switch {
-	case target == "":
-		return corrupt(path, "symlink without a target", nil)
-	case len(target) > targetMax:
-		return corrupt(path, fmt.Sprintf("symlink target of %d bytes (limit %d)", len(target), targetMax), nil)
-	case strings.IndexByte(target, 0) >= 0:
-		return corrupt(path, "symlink target with a NUL byte", nil)
+	if err := checkTarget(path, target); err != nil {
+		return err
 	}
 	a.Perm = 0o777
 	ino, err := b.newInode(path, unix.S_IFLNK, a)
@@ -223,24 +226,44 @@ func (b *Builder) Symlink(path, target string, a Attr) error {
 	return b.put(path, ino)
 }
 
+func checkTarget(path, target string) error {
+	switch {
+	case target == "":
+		return corrupt(path, "symlink without a target", nil)
+	case len(target) > targetMax:
+		return corrupt(path, fmt.Sprintf("symlink target of %d bytes (limit %d)", len(target), targetMax), nil)
+	case strings.IndexByte(target, 0) >= 0:
+		return corrupt(path, "symlink target with a NUL byte", nil)
+	}
+	return nil
+}
+
 // Special adds a device, fifo or socket; typ is its S_IF bits.
 func (b *Builder) Special(path string, typ, major, minor uint32, a Attr) error {
-	switch typ {
-	case unix.S_IFCHR, unix.S_IFBLK:
-		if major > 0xfff || minor > 0xfffff {
-			return corrupt(path, fmt.Sprintf("device number %d:%d out of range", major, minor), nil)
-		}
-	case unix.S_IFIFO, unix.S_IFSOCK:
-		major, minor = 0, 0
-	default:
-		return errs.New(errs.ImageUnsupported, phase, fmt.Sprintf("file type %#o of %s", typ, quote(path)))
+	rdev, err := deviceNumber(path, typ, major, minor)
+	if err != nil {
+		return err
 	}
 	ino, err := b.newInode(path, typ, a)
 	if err != nil {
 		return err
 	}
-	ino.rdev = minor&0xff | major<<8 | (minor&^0xff)<<12
+	ino.rdev = rdev
 	return b.put(path, ino)
+}
+
+// deviceNumber encodes the number of a device; fifos and sockets have none.
+func deviceNumber(path string, typ, major, minor uint32) (uint32, error) {
+	switch typ {
+	case unix.S_IFCHR, unix.S_IFBLK:
+		if major > 0xfff || minor > 0xfffff {
+			return 0, corrupt(path, fmt.Sprintf("device number %d:%d out of range", major, minor), nil)
+		}
+		return minor&0xff | major<<8 | (minor&^0xff)<<12, nil
+	case unix.S_IFIFO, unix.S_IFSOCK:
+		return 0, nil
+	}
+	return 0, errs.New(errs.ImageUnsupported, phase, fmt.Sprintf("file type %#o of %s", typ, quote(path)))
 }
 
 // Link adds path as another name of the file that target names.

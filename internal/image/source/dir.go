@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"sort"
 	"strings"
@@ -122,11 +121,7 @@ func (r *dirReader) file(ctx context.Context, fd int, path string, st *unix.Stat
 	if err != nil {
 		return err
 	}
-	var content io.Reader = &fdReader{fd: fd}
-	if st.Blocks*512 < st.Size {
-		content = &holes{fdReader: fdReader{fd: fd}, size: st.Size}
-	}
-	return r.b.File(ctx, path, a, st.Size, content)
+	return r.b.File(ctx, path, a, st.Size, layer.FileReader(fd, st))
 }
 
 func (r *dirReader) attr(path string, st *unix.Stat_t, fd int, link string) (layer.Attr, error) {
@@ -158,52 +153,6 @@ func (r *dirReader) attr(path string, st *unix.Stat_t, fd int, link string) (lay
 	}
 	return a, nil
 }
-
-// fdReader reads a regular file by its bare descriptor: an os.File costs two
-// system calls more for each of 10^5 files.
-type fdReader struct {
-	fd  int
-	pos int64
-}
-
-func (r *fdReader) Read(p []byte) (int, error) {
-	for {
-		n, err := unix.Pread(r.fd, p, r.pos)
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err != nil:
-			return 0, err
-		case n == 0 && len(p) > 0:
-			return 0, io.EOF
-		}
-		r.pos += int64(n)
-		return n, nil
-	}
-}
-
-// holes reads a sparse file, telling where its holes are.
-type holes struct {
-	fdReader
-	size     int64
-	nextData int64 // first data at or after pos, valid if above pos
-}
-
-func (h *holes) Hole() (int64, error) {
-	if h.nextData <= h.pos {
-		off, err := unix.Seek(h.fd, h.pos, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // no more data
-			off, err = h.size, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-		h.nextData = off
-	}
-	return h.nextData - h.pos, nil
-}
-
-func (h *holes) Skip(n int64) error { h.pos += n; return nil }
 
 // changed types what goes wrong while reading a directory that exists.
 func changed(path, action string, err error) error {

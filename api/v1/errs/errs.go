@@ -71,6 +71,11 @@ const (
 	ImageInUse        Code = "image_in_use"
 	ImageCorrupt      Code = "image_corrupt"
 	ImageUnsupported  Code = "image_unsupported"
+	ObjectNotFound    Code = "object_not_found"
+	StoreUnavailable  Code = "store_unavailable"
+	StoreDenied       Code = "store_denied"
+	StoreCorrupt      Code = "store_corrupt"
+	LeaseLost         Code = "lease_lost"
 	NodeNotFound      Code = "node_not_found"
 	TokenNotFound     Code = "token_not_found"
 	ProcessNotFound   Code = "process_not_found"
@@ -143,6 +148,11 @@ var Table = []Row{
 	{ImageInUse, Conflict, 409, false, false, "remove the sandboxes that use it first"},
 	{ImageCorrupt, Corrupt, 422, false, false, "the source is damaged; make or fetch it again"},
 	{ImageUnsupported, Unsupported, 422, false, false, "import a directory, tar, docker-archive or OCI layout"},
+	{ObjectNotFound, NotFound, 404, false, true, "the blob store no longer has it; make or import the image again"},
+	{StoreUnavailable, Unavailable, 503, true, true, "the blob store does not answer or is too busy; retry, or look at it"},
+	{StoreDenied, Unavailable, 503, false, true, "the blob store refuses the node's credentials; correct them or its access rules"},
+	{StoreCorrupt, Corrupt, 502, false, true, "the blob store returned damaged data; nothing of it was used; make or import the image again"},
+	{LeaseLost, Conflict, 409, true, true, "writing took longer than the store could wait for; do it again"},
 	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec node ls'; 'dsec up' starts one"},
 	{TokenNotFound, NotFound, 404, false, false, "list tokens with 'dsec token ls'"},
 	{ProcessNotFound, NotFound, 404, false, false, "list processes with 'dsec ps ID'"},

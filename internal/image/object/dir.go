@@ -25,8 +25,8 @@ import (
 //	DIR/_/<xx>/<key>                                         a key of one segment
 //	DIR/_tmp/<random>                                        a Put under way
 //
-// xx are two hex digits of the key's hash: a directory of 10⁶ objects has 4,000
-// entries.
+// xx are two hex digits of the hash of the key up to its first dot: a store of 10⁶
+// objects has 4,000 in a directory, and a prefix with a dot is looked for in one.
 const (
 	plainDir = "_"
 	tmpDir   = "_tmp"
@@ -103,8 +103,13 @@ func (d *Dir) path(key string) string {
 	if !ok {
 		class, rest = plainDir, key
 	}
-	h := sha256.Sum256([]byte(key))
-	return filepath.Join(d.root, class, hex.EncodeToString(h[:1]), strings.ReplaceAll(rest, "/", "%"))
+	return filepath.Join(d.root, class, shardOf(rest), strings.ReplaceAll(rest, "/", "%"))
+}
+
+func shardOf(rest string) string {
+	stem, _, _ := strings.Cut(rest, ".")
+	h := sha256.Sum256([]byte(stem))
+	return hex.EncodeToString(h[:1])
 }
 
 // Put implements [Store].
@@ -289,7 +294,10 @@ func (d *Dir) List(ctx context.Context, prefix string, each func(Info) error) er
 		return err
 	}
 	classes := []string{}
-	if class, _, ok := strings.Cut(prefix, "/"); ok {
+	if class, rest, ok := strings.Cut(prefix, "/"); ok {
+		if strings.Contains(rest, ".") {
+			return d.listShard(ctx, class, shardOf(rest), prefix, each)
+		}
 		classes = append(classes, class)
 	} else {
 		entries, err := os.ReadDir(d.root)
@@ -321,6 +329,9 @@ func (d *Dir) listShard(ctx context.Context, class, shard, prefix string, each f
 		return errs.Wrap(errs.StoreUnavailable, phase, "list objects", err)
 	}
 	entries, err := os.ReadDir(filepath.Join(d.root, class, shard))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return fileError("list objects "+class, "", err)
 	}

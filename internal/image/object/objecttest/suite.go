@@ -295,6 +295,8 @@ func list(t *testing.T, s object.Store) {
 	wantKeys(t, s, "map/", all[:3]...)
 	wantKeys(t, s, "map/aa.", all[:2]...)
 	wantKeys(t, s, "map/aa.2", "map/aa.2")
+	wantKeys(t, s, "map/aa.3")
+	wantKeys(t, s, "map/zz.1")
 	wantKeys(t, s, "map/zz")
 	wantKeys(t, s, "zz/")
 	wantKeys(t, s, "plain", "plain")

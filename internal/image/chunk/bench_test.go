@@ -22,7 +22,7 @@ import (
 // The benchmarks use this machine's /usr, up to 1 GiB of it, as a layer.
 const (
 	benchTree  = "/usr"
-	benchBytes = 1 << 30
+	benchBytes = 1 << 28
 )
 
 type fileList struct {

@@ -230,6 +230,12 @@ func (p *put) collectOne(j *job) error {
 		j.place, j.found = p.local[j.digest] // another worker had the same chunk
 		p.mu.Unlock()
 	}
+	if !j.found { // or had, and its pack is stored already
+		var err error
+		if j.place, j.found, err = p.s.w.index.find(p.ctx, j.digest, p.s.mayUse); err != nil {
+			return err
+		}
+	}
 	p.stats.Chunks++
 	if !j.found {
 		if p.pack == nil {

@@ -86,7 +86,8 @@ type Report struct {
 	Expired        int // leases of writers that fell silent
 	Waiting        int // condemnations that wait for writers or for time to pass
 	// Damaged names packs that roots need and which are missing or cannot be read. Nothing
-	// is done about them; the layers can be put again.
+	// is done about them; the layers can be put again. While another collector is at work
+	// they may be of a layer that has just been taken out of the roots.
 	Damaged []string
 }
 

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -176,6 +177,7 @@ func TestSilentWriters(t *testing.T) {
 	if r := collect(t, d, 3, atOnce()); r.Expired != 1 || r.Deleted == 0 {
 		t.Errorf("a silent writer: %+v", r)
 	}
+	wantCode(t, "commit while cut off", ses.Commit(t.Context()), errs.LeaseLost)
 	cut.Delete("on")
 	time.Sleep(200 * time.Millisecond) // it renews again
 	wantCode(t, "commit", ses.Commit(t.Context()), errs.LeaseLost)
@@ -472,6 +474,27 @@ func checkRecord(ctx context.Context, s object.Store, r *Reader, rec record) err
 	return nil
 }
 
+// checkRecorded is checkCatalogue while layers are taken out.
+func checkRecorded(t *testing.T, s object.Store, cat catalogue) {
+	all, err := cat.all()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	r, err := NewReader(s, ReaderOptions{})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for name, rec := range all {
+		if err := checkRecord(t.Context(), s, r, rec); err != nil {
+			if _, serr := os.Stat(filepath.Join(cat.dir, name+".json")); serr == nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
 func checkCatalogue(t *testing.T, s object.Store, cat catalogue) {
 	t.Helper()
 	all, err := cat.all()
@@ -486,11 +509,26 @@ func checkCatalogue(t *testing.T, s object.Store, cat catalogue) {
 	}
 }
 
+// memoryDir is a directory in memory, where there is one: kills of processes do not need
+// a disk, and without waiting for it much more happens in the same time.
+func memoryDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "dsec-chunk-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
 // Writers, readers and two collectors at once: nothing that is recorded is ever missing,
 // and in the end nothing is left of what is not.
 func TestWritersAndCollectorsAtOnce(t *testing.T) {
 	t.Parallel()
-	d := openDir(t)
+	d, err := object.OpenDir(t.Context(), memoryDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
 	cat := catalogue{t.TempDir()}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -509,7 +547,7 @@ func TestWritersAndCollectorsAtOnce(t *testing.T) {
 			}
 		})
 	}
-	deleted := 0
+	var deleted, rewritten, spared, passes atomic.Int64
 	for n := range 2 {
 		wg.Go(func() {
 			c := NewCollector(d, atOnce())
@@ -523,17 +561,23 @@ func TestWritersAndCollectorsAtOnce(t *testing.T) {
 					t.Errorf("collector %d: %v", n, err)
 					return
 				}
+				// With two collectors it may be of a layer that was taken out after the roots were
+				// read; not if it is recorded still.
 				if len(r.Damaged) > 0 {
-					t.Errorf("collector %d: damaged: %v", n, r.Damaged)
+					checkRecorded(t, d, cat)
 				}
-				if n == 0 {
-					deleted += r.Deleted
-				}
+				deleted.Add(int64(r.Deleted))
+				rewritten.Add(int64(r.Rewritten))
+				spared.Add(int64(r.Spared))
+				passes.Add(1)
 			}
 		})
 	}
 	wg.Wait()
-	t.Logf("%d objects were deleted", deleted)
+	t.Logf("%d passes, %d objects deleted, %d spared, %d packs rewritten", passes.Load(), deleted.Load(), spared.Load(), rewritten.Load())
+	if deleted.Load() == 0 {
+		t.Error("nothing was deleted while there was writing")
+	}
 	checkCatalogue(t, d, cat)
 	layers, err := cat.roots(t.Context())
 	if err != nil {
@@ -555,7 +599,7 @@ func TestKilledWritersAndCollectors(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	cat := catalogue{filepath.Join(dir, "catalogue")}
 	if err := os.Mkdir(cat.dir, 0o755); err != nil {
 		t.Fatal(err)

@@ -148,7 +148,7 @@ func (p *put) run() (string, error) {
 
 // hash is a worker.
 func (p *put) hash() {
-	enc, err := newEncoder(p.s.w.compLevel)
+	enc, err := newEncoder(p.s.w.opts.Level)
 	for j := range p.work {
 		if j.err = err; err == nil {
 			j.err = p.hashOne(j, enc)

@@ -73,6 +73,11 @@ const (
 	ImageCorrupt      Code = "image_corrupt"
 	ImageUnsupported  Code = "image_unsupported"
 	BuildFailed       Code = "build_failed"
+	ObjectNotFound    Code = "object_not_found"
+	StoreUnavailable  Code = "store_unavailable"
+	StoreDenied       Code = "store_denied"
+	StoreCorrupt      Code = "store_corrupt"
+	LeaseLost         Code = "lease_lost"
 	NodeNotFound      Code = "node_not_found"
 	TokenNotFound     Code = "token_not_found"
 	ProcessNotFound   Code = "process_not_found"
@@ -148,6 +153,11 @@ var Table = []Row{
 	{ImageCorrupt, Corrupt, 422, false, false, "the source, or what is stored of it, is damaged; make or fetch it again, and import it"},
 	{ImageUnsupported, Unsupported, 422, false, false, "import a directory, tar, docker-archive or OCI layout"},
 	{BuildFailed, Invalid, 422, false, false, "its output says why; correct the recipe or what it needs"},
+	{ObjectNotFound, NotFound, 404, false, true, "the blob store no longer has it; make or import the image again"},
+	{StoreUnavailable, Unavailable, 503, true, true, "the blob store does not answer or is too busy; retry, or look at it"},
+	{StoreDenied, Unavailable, 503, false, true, "the blob store refuses the node's credentials; correct them or its access rules"},
+	{StoreCorrupt, Corrupt, 502, false, true, "the blob store returned damaged data; nothing of it was used; make or import the image again"},
+	{LeaseLost, Conflict, 409, true, true, "writing took longer than the store could wait for; do it again"},
 	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec node ls'; 'dsec up' starts one"},
 	{TokenNotFound, NotFound, 404, false, false, "list tokens with 'dsec token ls'"},
 	{ProcessNotFound, NotFound, 404, false, false, "list processes with 'dsec ps ID'"},

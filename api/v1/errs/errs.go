@@ -71,6 +71,10 @@ const (
 	ImageInUse        Code = "image_in_use"
 	ImageCorrupt      Code = "image_corrupt"
 	ImageUnsupported  Code = "image_unsupported"
+	RegistryDenied    Code = "registry_denied"
+	RegistryNotFound  Code = "registry_not_found"
+	RegistryBusy      Code = "registry_busy"
+	RegistryDown      Code = "registry_unavailable"
 	NodeNotFound      Code = "node_not_found"
 	TokenNotFound     Code = "token_not_found"
 	ProcessNotFound   Code = "process_not_found"
@@ -143,6 +147,10 @@ var Table = []Row{
 	{ImageInUse, Conflict, 409, false, false, "remove the sandboxes that use it first"},
 	{ImageCorrupt, Corrupt, 422, false, false, "the source is damaged; make or fetch it again"},
 	{ImageUnsupported, Unsupported, 422, false, false, "import a directory, tar, docker-archive or OCI layout"},
+	{RegistryDenied, Forbidden, 403, false, false, "give the registry's user name and password or token; they need the right that the message names"},
+	{RegistryNotFound, NotFound, 404, false, false, "check the image's name and tag; a private one needs credentials"},
+	{RegistryBusy, Unavailable, 503, true, true, "the registry limits requests: wait for the retry-after time, or give credentials with a higher limit"},
+	{RegistryDown, Unavailable, 502, true, true, "the registry does not answer or breaks off; check its address and the network, then retry"},
 	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec node ls'; 'dsec up' starts one"},
 	{TokenNotFound, NotFound, 404, false, false, "list tokens with 'dsec token ls'"},
 	{ProcessNotFound, NotFound, 404, false, false, "list processes with 'dsec ps ID'"},

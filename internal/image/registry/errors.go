@@ -96,10 +96,6 @@ func (s *session) typed(action string, err error) error {
 	if err == nil {
 		return nil
 	}
-	var e *errs.Error
-	if errors.As(err, &e) {
-		return e // without the URL that net/http puts before it: it may be signed
-	}
 	var t *transport.Error
 	if errors.As(err, &t) {
 		switch t.StatusCode {
@@ -110,21 +106,18 @@ func (s *session) typed(action string, err error) error {
 			}
 			return s.denied(text)
 		}
-		e = errs.New(errs.RegistryDown, s.phase(), fmt.Sprintf("%s: %s answers %d", action, s.host(), t.StatusCode))
+		e := errs.New(errs.RegistryDown, s.phase(), fmt.Sprintf("%s: %s answers %d", action, s.host(), t.StatusCode))
 		e.Retryable = false
 		return e
+	}
+	var e *errs.Error
+	if errors.As(err, &e) {
+		return e // without the URL that net/http puts before it: it may be signed
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return errs.Wrap(errs.RegistryDown, s.phase(), action, bare(err))
 	}
-	s.wire.mu.Lock()
-	last := s.wire.last
-	s.wire.mu.Unlock()
-	if last != nil {
-		return last
-	}
-	e = errs.New(errs.RegistryDown, s.phase(), action).Because(bare(err))
-	return e
+	return errs.New(errs.RegistryDown, s.phase(), action).Because(bare(err))
 }
 
 // bare drops the URL that net/http puts before an error.

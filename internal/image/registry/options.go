@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"runtime"
 	"time"
 
@@ -44,6 +45,9 @@ type Options struct {
 	// Progress is called from several goroutines, one at a time, at every change
 	// of phase and every few hundred KiB.
 	Progress func(Progress)
+
+	// Dial, if set, makes the connections.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// For tests: the clock, waiting, and a number in [0,1) that spreads retries.
 	Now   func() time.Time
@@ -94,6 +98,9 @@ func (o *Options) fill() error {
 	def(&o.ResolveTimeout, time.Minute)
 	def(&o.TransferTimeout, time.Hour)
 	def(&o.IdleTimeout, 30*time.Second)
+	if o.Dial == nil {
+		o.Dial = (&net.Dialer{Timeout: min(dialTimeout, o.IdleTimeout)}).DialContext
+	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}

@@ -72,7 +72,9 @@ func (r *Remote) pull(ctx context.Context, b *layer.Builder) (Result, string, er
 		Ref: r.Ref, Digest: r.Digest, Manifest: r.Manifest, Platform: r.Platform, Config: got.Config,
 		Downloaded: s.tell.done(PhaseDownload), SpoolPeak: int64(sp.peak) * slotSize,
 	}
-	if failed := firstFailure(streams); err != nil && failed != nil {
+	// Where the two stopped each other, the one that was not told to is the cause.
+	failed := firstFailure(streams)
+	if err != nil && failed != nil && (!canceled(failed) || canceled(err)) {
 		return res, PhaseDownload, failed
 	}
 	return res, PhaseConvert, err
@@ -130,7 +132,7 @@ func firstFailure(streams []*stream) error {
 	var stopped error
 	for _, st := range streams {
 		err := st.failure()
-		if err != nil && errs.Of(err).Class() != errs.Canceled {
+		if err != nil && !canceled(err) {
 			return err
 		}
 		if stopped == nil {
@@ -139,3 +141,5 @@ func firstFailure(streams []*stream) error {
 	}
 	return stopped
 }
+
+func canceled(err error) bool { return errs.Of(err).Class() == errs.Canceled }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"sync/atomic"
 
 	"dsec/api/v1/errs"
 	"dsec/internal/image/export"
@@ -126,7 +127,7 @@ func (p *pusher) blob(ctx context.Context, what string, d v1.Descriptor, open fu
 			return err
 		}
 		// What broke may have been the answer only.
-		if have, err := p.has(ctx, what, d); err == nil && have {
+		if have, herr := p.has(ctx, what, d); herr == nil && have {
 			p.res.Sent++
 			p.res.SentBytes += d.Size
 			return nil
@@ -171,7 +172,7 @@ func (p *pusher) upload(ctx context.Context, what string, d v1.Descriptor, body 
 	told := &toldReader{sized: body, s: s}
 	resp, err = s.do(ctx, http.MethodPatch, to.String(), what, told, http.Header{"Content-Type": {"application/octet-stream"}}, http.StatusAccepted, http.StatusNoContent, http.StatusCreated)
 	if err != nil {
-		s.tell.add(PhasePush, -told.n)
+		s.tell.add(PhasePush, -told.n.Load())
 		return err
 	}
 	if to, err = p.next(resp); err != nil {
@@ -203,12 +204,12 @@ func (p *pusher) next(resp *http.Response) (*url.URL, error) {
 type toldReader struct {
 	sized
 	s *session
-	n int64
+	n atomic.Int64 // net/http may still read a body that it has given up
 }
 
 func (t *toldReader) Read(p []byte) (int, error) {
 	n, err := t.sized.Read(p)
-	t.n += int64(n)
+	t.n.Add(int64(n))
 	t.s.tell.add(PhasePush, int64(n))
 	return n, err
 }

@@ -2,6 +2,8 @@ package registry
 
 import (
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -81,7 +83,7 @@ func login(ctx context.Context, ref string, opts Options, push bool) (*session, 
 	if s.base, err = newTransport(&s.opts); err != nil {
 		return nil, err
 	}
-	s.wire = &wire{base: s.base, opts: &s.opts, phase: s.phase, plainOK: plain}
+	s.wire = &wire{base: s.base, opts: &s.opts, phase: s.phase, plainOK: plain, last: map[string]*errs.Error{}}
 	if opts.PlainHTTP {
 		s.wire.plainHost = host
 	}
@@ -103,10 +105,33 @@ func (s *session) authenticate(ctx context.Context, cfg authn.AuthConfig) error 
 	}
 	rt, err := transport.NewWithContext(ctx, s.repo.Registry, auth, s.wire, []string{s.repo.Scope(scope)})
 	if err != nil {
-		return s.typed("log in to "+s.host(), err)
+		return s.loginError(ctx, err)
 	}
 	s.client = &http.Client{Transport: rt}
 	return nil
+}
+
+// loginError types a failed login, which may have been tried over both schemes.
+func (s *session) loginError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return errs.Wrap(errs.RequestCanceled, s.phase(), "log in to "+s.host(), context.Cause(ctx))
+	}
+	s.wire.mu.Lock()
+	secure, plain := s.wire.last["https"], s.wire.last["http"]
+	s.wire.mu.Unlock()
+	var e *errs.Error
+	var answered *transport.Error
+	var cert *tls.CertificateVerificationError
+	switch {
+	case secure != nil && errors.As(secure, &cert):
+		return secure
+	case errors.As(err, &answered):
+	case plain != nil && s.wire.plainOK && (secure == nil || !secure.Retryable):
+		return plain
+	case !errors.As(err, &e) && secure != nil:
+		return secure
+	}
+	return s.typed("log in to "+s.host(), err)
 }
 
 // do sends a request and returns its answer if that has one of the given states.

@@ -48,7 +48,7 @@ func newTransport(o *Options) (*http.Transport, error) {
 	}
 	return &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
-		DialContext:         (&net.Dialer{Timeout: min(dialTimeout, o.IdleTimeout)}).DialContext,
+		DialContext:         o.Dial,
 		TLSClientConfig:     cfg,
 		TLSHandshakeTimeout: min(dialTimeout, o.IdleTimeout),
 		ForceAttemptHTTP2:   true,
@@ -68,7 +68,7 @@ type wire struct {
 	plainHost string // for which HTTPS is not even tried
 
 	mu   sync.Mutex
-	last *errs.Error // the last failure, for callers that lose it
+	last map[string]*errs.Error // the last failure by scheme, for callers that lose it
 }
 
 func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -78,7 +78,9 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme == "https" && w.plainHost != "" && req.URL.Host == w.plainHost {
 		return nil, errPlain // the login tries both
 	}
-	again := req.Method != http.MethodPatch && (req.Body == nil || req.GetBody != nil)
+	// Parts of an upload are not: a repeated part would be appended, a repeated end
+	// finds nothing.
+	again := req.Method != http.MethodPatch && (req.Body == nil || req.GetBody != nil) && (req.Method != http.MethodPut || req.Body != nil)
 	for failures := 1; ; failures++ {
 		resp, err := w.once(req, failures > 1)
 		wait, e := w.verdict(req, resp, err, failures)
@@ -86,7 +88,7 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 			return resp, err
 		}
 		w.mu.Lock()
-		w.last = e
+		w.last[req.URL.Scheme] = e
 		w.mu.Unlock()
 		if resp != nil {
 			io.Copy(io.Discard, io.LimitReader(resp.Body, maxDrain))

@@ -86,7 +86,7 @@ func TestAnyFlippedByteIsATypedErrorOrHarmless(t *testing.T) {
 	if err := tarOf(t, meta, data, false); err != nil {
 		t.Fatal(err)
 	}
-	for i := 1024; i < len(meta); i++ {
+	for i := 1024; i < len(meta); i += 1 + i/4096*2 {
 		for _, flip := range []byte{1 << (i % 8), 0xff}[i%2 : i%2+1] {
 			meta[i] ^= flip
 			if i >= 1028 && i < 1032 || i < 4096 && i%2 == 0 {

@@ -21,7 +21,7 @@ const (
 
 	whiteoutPrefix = ".wh."
 	opaqueName     = ".wh..wh..opq"
-	copyBuf        = 1 << 20
+	copyBuf        = 256 << 10
 )
 
 // TarOptions steer [Tar]; the zero value is usable.

@@ -392,7 +392,6 @@ func TestSlowIsNotIdle(t *testing.T) {
 
 type dripping struct {
 	http.ResponseWriter
-	n int
 }
 
 func (d *dripping) Write(p []byte) (int, error) {

@@ -138,19 +138,6 @@ func TestPlatformIsChosenFromAnIndex(t *testing.T) {
 	}
 }
 
-// raw is a manifest of whatever form.
-type raw struct {
-	media types.MediaType
-	body  string
-}
-
-func (r raw) RawManifest() ([]byte, error)        { return []byte(r.body), nil }
-func (r raw) MediaType() (types.MediaType, error) { return r.media, nil }
-func (r raw) Digest() (h v1.Hash, err error) {
-	h, _, err = v1.SHA256(strings.NewReader(r.body))
-	return h, err
-}
-
 // answer has the registry give these bytes for every manifest.
 func answer(media, body string) func(http.ResponseWriter, *http.Request, http.Handler) {
 	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {

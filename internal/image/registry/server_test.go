@@ -41,7 +41,10 @@ import (
 
 func TestMain(m *testing.M) {
 	logrus.SetOutput(io.Discard)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m,
+		// The reference registry leaves one behind for each that was run.
+		goleak.IgnoreAnyFunction("github.com/docker/go-events.(*Broadcaster).run"),
+	)
 }
 
 // registries are the real ones that the tests run in this process.

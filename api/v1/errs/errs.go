@@ -78,6 +78,10 @@ const (
 	StoreDenied       Code = "store_denied"
 	StoreCorrupt      Code = "store_corrupt"
 	LeaseLost         Code = "lease_lost"
+	RegistryDenied    Code = "registry_denied"
+	RegistryNotFound  Code = "registry_not_found"
+	RegistryBusy      Code = "registry_busy"
+	RegistryDown      Code = "registry_unavailable"
 	NodeNotFound      Code = "node_not_found"
 	TokenNotFound     Code = "token_not_found"
 	ProcessNotFound   Code = "process_not_found"
@@ -158,6 +162,10 @@ var Table = []Row{
 	{StoreDenied, Unavailable, 503, false, true, "the blob store refuses the node's credentials; correct them or its access rules"},
 	{StoreCorrupt, Corrupt, 502, false, true, "the blob store returned damaged data; nothing of it was used; make or import the image again"},
 	{LeaseLost, Conflict, 409, true, true, "writing took longer than the store could wait for; do it again"},
+	{RegistryDenied, Forbidden, 403, false, false, "give the registry's user name and password or token; they need the right that the message names"},
+	{RegistryNotFound, NotFound, 404, false, false, "check the image's name and tag; a private one needs credentials"},
+	{RegistryBusy, Unavailable, 503, true, true, "the registry limits requests: wait for the retry-after time, or give credentials with a higher limit"},
+	{RegistryDown, Unavailable, 502, true, true, "the registry does not answer or breaks off; check its address and the network, then retry"},
 	{NodeNotFound, NotFound, 404, false, false, "list nodes with 'dsec node ls'; 'dsec up' starts one"},
 	{TokenNotFound, NotFound, 404, false, false, "list tokens with 'dsec token ls'"},
 	{ProcessNotFound, NotFound, 404, false, false, "list processes with 'dsec ps ID'"},

@@ -10,6 +10,7 @@
 //
 // Start reading at [Builder] (tree.go); data.go writes contents, erofs.go plans
 // and encodes the metadata, whiteout.go applies one image layer over another.
+// [Reader] (read.go) reads back what was built, trusting none of it.
 //
 // The package has its own encoder because the EROFS library in go.mod (v0.3.1)
 // cannot express what images need: it has no operation for a second name of an

@@ -79,3 +79,22 @@ func appendXattrs(b []byte, xs []Xattr) []byte {
 	}
 	return b
 }
+
+// xattrPrefix is the opposite of xattrIndex: what precedes a name of the given length.
+func xattrPrefix(index byte, rest int) (string, bool) {
+	switch {
+	case index == 2 && rest == 0:
+		return "system.posix_acl_access", true
+	case index == 3 && rest == 0:
+		return "system.posix_acl_default", true
+	case rest == 0:
+		return "", false
+	case index == 1:
+		return "user.", true
+	case index == 4:
+		return "trusted.", true
+	case index == 6:
+		return "security.", true
+	}
+	return "", false
+}

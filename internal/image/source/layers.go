@@ -25,6 +25,8 @@ type blob struct {
 	size   int64    // of the blob as stored; -1: unknown
 	packed *v1.Hash // digest of the blob as stored, if known
 	plain  *v1.Hash // digest of the tar in it; checked if packed is unknown
+
+	open func() (io.ReadCloser, int64, error) // if it is not in files
 }
 
 // applyLayers reads the layers, lowest first, into one tree.
@@ -41,7 +43,10 @@ func applyLayers(ctx context.Context, f files, blobs []blob, b *layer.Builder, o
 }
 
 func applyLayer(ctx context.Context, f files, bl blob, b *layer.Builder, opts Options) error {
-	stored, size, err := f.open(bl.name)
+	if bl.open == nil {
+		bl.open = func() (io.ReadCloser, int64, error) { return f.open(bl.name) }
+	}
+	stored, size, err := bl.open()
 	if err != nil {
 		return errs.Wrap(errs.ImageCorrupt, phase, "open layer", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"path"
 	"strings"
 
@@ -45,12 +46,9 @@ func readOCI(ctx context.Context, f files, b *layer.Builder, opts Options) (Resu
 	if err != nil {
 		return Result{}, err
 	}
-	m, err := v1.ParseManifest(bytes.NewReader(raw))
+	m, err := ParseManifest(desc.Digest.String(), raw)
 	if err != nil {
-		return Result{}, errs.Wrap(errs.ImageCorrupt, phase, "read manifest "+desc.Digest.String(), err)
-	}
-	if !m.Config.MediaType.IsConfig() {
-		return Result{}, errs.New(errs.ImageUnsupported, phase, fmt.Sprintf("manifest %s holds %.100q, not an image", desc.Digest, m.Config.MediaType))
+		return Result{}, err
 	}
 	if raw, err = readBlob(f, m.Config); err != nil {
 		return Result{}, err
@@ -61,9 +59,6 @@ func readOCI(ctx context.Context, f files, b *layer.Builder, opts Options) (Resu
 	}
 	var blobs []blob
 	for _, l := range m.Layers {
-		if !layerMedia(l.MediaType) {
-			return Result{}, errs.New(errs.ImageUnsupported, phase, fmt.Sprintf("layer %s of media type %.100q", l.Digest, l.MediaType))
-		}
 		name, err := blobPath(l.Digest)
 		if err != nil {
 			return Result{}, err
@@ -75,6 +70,60 @@ func readOCI(ctx context.Context, f files, b *layer.Builder, opts Options) (Resu
 	}
 	return Result{Format: OCI, Config: toConfig(cfg)}, nil
 }
+
+// ParseManifest reads the manifest of an image and refuses one of anything else.
+// where is what messages call it.
+func ParseManifest(where string, raw []byte) (*v1.Manifest, error) {
+	m, err := v1.ParseManifest(bytes.NewReader(raw))
+	if err != nil {
+		return nil, errs.Wrap(errs.ImageCorrupt, phase, "read manifest "+where, err)
+	}
+	if !m.Config.MediaType.IsConfig() {
+		return nil, errs.New(errs.ImageUnsupported, phase, fmt.Sprintf("manifest %s holds %.100q, not an image", where, m.Config.MediaType))
+	}
+	for _, l := range m.Layers {
+		if !layerMedia(l.MediaType) {
+			return nil, errs.New(errs.ImageUnsupported, phase, fmt.Sprintf("layer %s of media type %.100q", l.Digest, l.MediaType))
+		}
+		if l.Size < 0 {
+			return nil, errs.New(errs.ImageCorrupt, phase, fmt.Sprintf("layer %s of %d bytes", l.Digest, l.Size))
+		}
+	}
+	return m, nil
+}
+
+// Image reads the image with a manifest that [ParseManifest] returned and that
+// manifest's config. open is called once for each layer, in order, the one before
+// being closed; what it returns is checked against the manifest.
+func Image(ctx context.Context, m *v1.Manifest, config []byte, open func(i int) (io.ReadCloser, error), b *layer.Builder, opts Options) (Result, error) {
+	if err := opts.fill(); err != nil {
+		return Result{}, err
+	}
+	if err := checkBytes("the config", config, m.Config.Digest); err != nil {
+		return Result{}, err
+	}
+	cfg, err := parseConfig(m.Config.Digest.String(), config, len(m.Layers), opts.Platform)
+	if err != nil {
+		return Result{}, err
+	}
+	var blobs []blob
+	for i, l := range m.Layers {
+		blobs = append(blobs, blob{
+			name: l.Digest.String(), packed: &l.Digest, size: l.Size,
+			open: func() (io.ReadCloser, int64, error) {
+				r, err := open(i)
+				return r, l.Size, err
+			},
+		})
+	}
+	if err := applyLayers(ctx, nil, blobs, b, opts); err != nil {
+		return Result{}, err
+	}
+	return Result{Format: OCI, Config: toConfig(cfg)}, nil
+}
+
+// CheckDigest checks that p, which messages call what, has the digest.
+func CheckDigest(what string, p []byte, want v1.Hash) error { return checkBytes(what, p, want) }
 
 func layerMedia(m types.MediaType) bool {
 	switch m {
@@ -95,38 +144,11 @@ func chooseOCI(f files, where string, raw []byte, opts Options, ref string, dept
 	if depth > maxIndexDepth {
 		return none, errs.New(errs.ImageCorrupt, phase, "indexes nested too deep at "+where)
 	}
-	idx, err := v1.ParseIndexManifest(bytes.NewReader(raw))
+	fit, have, err := candidates(where, raw, opts.Platform, ref)
 	if err != nil {
-		return none, errs.Wrap(errs.ImageCorrupt, phase, "read index "+where, err)
+		return none, err
 	}
-	var fit []v1.Descriptor
-	var have []string
-	for _, d := range idx.Manifests {
-		if d.Annotations[annRefType] != "" {
-			continue
-		}
-		if ref != "" && !refMatches(d, ref) {
-			have = append(have, refOf(d))
-			continue
-		}
-		if d.Platform != nil && !platformFits(d.Platform, opts.Platform) {
-			have = append(have, d.Platform.String())
-			continue
-		}
-		if !d.MediaType.IsImage() && !d.MediaType.IsIndex() {
-			have = append(have, string(d.MediaType))
-			continue
-		}
-		fit = append(fit, d)
-	}
-	switch {
-	case len(fit) == 0:
-		want := opts.Platform
-		if ref != "" {
-			want = ref + " for " + want
-		}
-		return none, errs.New(errs.ImageUnsupported, phase, fmt.Sprintf("index %s has no image %s; it has: %.500s", where, want, strings.Join(have, ", ")))
-	case len(fit) > 1 && depth == 0:
+	if len(fit) > 1 && depth == 0 {
 		for _, d := range fit {
 			have = append(have, refOf(d))
 		}
@@ -140,6 +162,50 @@ func chooseOCI(f files, where string, raw []byte, opts Options, ref string, dept
 		return none, err
 	}
 	return chooseOCI(f, d.Digest.String(), raw, opts, "", depth+1)
+}
+
+// Choose picks from an image index the entry for platform, os/arch or
+// os/arch/variant; it may be an index again. where is what messages call it.
+func Choose(where string, index []byte, platform string) (v1.Descriptor, error) {
+	fit, _, err := candidates(where, index, platform, "")
+	if err != nil {
+		return v1.Descriptor{}, err
+	}
+	return fit[0], nil
+}
+
+// candidates lists what in an index fits, at least one, and what does not.
+func candidates(where string, raw []byte, platform, ref string) (fit []v1.Descriptor, have []string, err error) {
+	idx, err := v1.ParseIndexManifest(bytes.NewReader(raw))
+	if err != nil {
+		return nil, nil, errs.Wrap(errs.ImageCorrupt, phase, "read index "+where, err)
+	}
+	for _, d := range idx.Manifests {
+		if d.Annotations[annRefType] != "" {
+			continue
+		}
+		if ref != "" && !refMatches(d, ref) {
+			have = append(have, refOf(d))
+			continue
+		}
+		if d.Platform != nil && !platformFits(d.Platform, platform) {
+			have = append(have, d.Platform.String())
+			continue
+		}
+		if !d.MediaType.IsImage() && !d.MediaType.IsIndex() {
+			have = append(have, string(d.MediaType))
+			continue
+		}
+		fit = append(fit, d)
+	}
+	if len(fit) == 0 {
+		want := platform
+		if ref != "" {
+			want = ref + " for " + want
+		}
+		return nil, nil, errs.New(errs.ImageUnsupported, phase, fmt.Sprintf("index %s has no image %s; it has: %.500s", where, want, strings.Join(have, ", ")))
+	}
+	return fit, have, nil
 }
 
 func refOf(d v1.Descriptor) string {

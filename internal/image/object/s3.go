@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"dsec/api/v1/errs"
@@ -183,7 +184,7 @@ var errStalled = errors.New("no progress within the time-out")
 
 // Put implements [Store]. Up to 64 MiB are one request; more is an upload in parts,
 // which S3 makes visible at its end. What r holds is buffered by parts unless r is
-// an [io.ReadSeeker].
+// a [bytes.Reader].
 func (s *S3) Put(ctx context.Context, key string, size int64, r io.Reader) error {
 	if err := checkPut(key, size); err != nil {
 		return err
@@ -201,7 +202,9 @@ func (s *S3) Put(ctx context.Context, key string, size int64, r io.Reader) error
 		}
 		ctx, beat, stop := s.watched(ctx)
 		defer stop()
-		_, err := s.core.Client.PutObject(ctx, s.cfg.Bucket, s.cfg.Prefix+key, beating(body, beat), size, minio.PutObjectOptions{DisableMultipart: true})
+		send := &sender{beat: beat, r: body}
+		defer send.done()
+		_, err := s.core.Client.PutObject(ctx, s.cfg.Bucket, s.cfg.Prefix+key, send, size, minio.PutObjectOptions{DisableMultipart: true})
 		return cause(ctx, err)
 	})
 }
@@ -278,7 +281,9 @@ func (s *S3) putParts(ctx context.Context, key string, size int64, r io.Reader) 
 		err := s.retry(ctx, action, key, func(ctx context.Context) error {
 			ctx, beat, stop := s.watched(ctx)
 			defer stop()
-			part, err := s.core.PutObjectPart(ctx, s.cfg.Bucket, name, id, len(parts)+1, beating(bytes.NewReader(p), beat), int64(len(p)), minio.PutObjectPartOptions{})
+			send := &sender{beat: beat, r: bytes.NewReader(p)}
+			defer send.done()
+			part, err := s.core.PutObjectPart(ctx, s.cfg.Bucket, name, id, len(parts)+1, send, int64(len(p)), minio.PutObjectPartOptions{})
 			if err == nil {
 				parts = append(parts, minio.CompletePart{PartNumber: part.PartNumber, ETag: part.ETag})
 			}
@@ -302,19 +307,42 @@ func (s *S3) putParts(ctx context.Context, key string, size int64, r io.Reader) 
 	})
 }
 
-// beatReader tells the watchdog that bytes move. It hides every method but Read and
-// Seek, since the client would read ahead past the watchdog otherwise.
-type beatReader struct {
-	io.ReadSeeker
+// sender is the body of one attempt. It tells the watchdog that bytes move; and after
+// done nothing reads from it any more, as the transport may otherwise go on with the body
+// of a request that has failed while the next attempt sends it, or its owner reuses it.
+type sender struct {
 	beat func()
+
+	mu sync.Mutex
+	r  io.ReadSeeker // nil after done
 }
 
-func beating(r io.ReadSeeker, beat func()) io.ReadSeeker { return &beatReader{r, beat} }
-
-func (b *beatReader) Read(p []byte) (int, error) {
+func (b *sender) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.r == nil {
+		return 0, errOver
+	}
 	b.beat()
-	return b.ReadSeeker.Read(p)
+	return b.r.Read(p)
 }
+
+func (b *sender) Seek(off int64, whence int) (int64, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.r == nil {
+		return 0, errOver
+	}
+	return b.r.Seek(off, whence)
+}
+
+func (b *sender) done() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.r = nil
+}
+
+var errOver = errors.New("the request is over")
 
 // Get implements [Store]. A body that breaks off is gone on with.
 func (s *S3) Get(ctx context.Context, key string, off, n int64) (io.ReadCloser, error) {

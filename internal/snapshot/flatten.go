@@ -39,7 +39,7 @@ func Flatten(ctx context.Context, o FlattenOptions) (layer.Result, Manifest, err
 	}
 	w := newWriter(o.Blob, IDs{}, o.Limits, o.Progress)
 	defer w.dirs.close()
-	f := &flattener{writer: w, links: map[inodeKey]layer.Entry{}}
+	f := &flattener{writer: w, links: map[inodeKey]layer.Handle{}}
 	for _, fd := range o.Layers {
 		root, err := w.dirs.root(fd)
 		if err != nil {
@@ -59,7 +59,7 @@ type flattener struct {
 	*writer
 	roots  []*dir // by layer, lowest first
 	bottom bool
-	links  map[inodeKey]layer.Entry
+	links  map[inodeKey]layer.Handle
 	frames []*mergedFrame
 }
 

@@ -74,7 +74,7 @@ type packer struct {
 
 // link is what is known of a file with several names.
 type link struct {
-	entry layer.Entry
+	entry layer.Handle
 	known bool // entry is set
 	out   bool // one of its names is left out, and so all are
 	names []named

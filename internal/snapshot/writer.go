@@ -31,7 +31,7 @@ type writer struct {
 	dirs  *dirs
 	attrs *attrReader
 	man   Manifest
-	white layer.Entry // the one inode of all whiteouts
+	white layer.Handle // the one inode of all whiteouts
 	// The trees are EROFS, which tells of holes when asked, but not in a file's stat.
 	sparse bool
 	xbuf   []byte
@@ -161,7 +161,7 @@ func (w *writer) dir(out layer.Dir, name string, a layer.Attr, opaque bool, redi
 }
 
 // add adds the open file to out.
-func (w *writer) add(ctx context.Context, out layer.Dir, name string, f *file, a layer.Attr) (layer.Entry, error) {
+func (w *writer) add(ctx context.Context, out layer.Dir, name string, f *file, a layer.Attr) (layer.Handle, error) {
 	switch f.st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		w.man.Regular++
@@ -178,11 +178,11 @@ func (w *writer) add(ctx context.Context, out layer.Dir, name string, f *file, a
 		w.man.Symlinks++
 		n, err := unix.Readlinkat(f.fd, "", w.xbuf)
 		if err != nil {
-			return layer.Entry{}, err
+			return layer.Handle{}, err
 		}
 		return out.Symlink(name, string(w.xbuf[:n]), a)
 	case unix.S_IFDIR:
-		return layer.Entry{}, errReplaced
+		return layer.Handle{}, errReplaced
 	}
 	w.man.Special++
 	return out.Special(name, f.st.Mode&unix.S_IFMT, unix.Major(f.st.Rdev), unix.Minor(f.st.Rdev), a)

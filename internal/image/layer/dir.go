@@ -19,8 +19,8 @@ type Dir struct {
 	n *node
 }
 
-// Entry is something in the tree that can get more names.
-type Entry struct{ ino *inode }
+// Handle is something in the tree that can get more names.
+type Handle struct{ ino *inode }
 
 // Root sets the attributes of the tree's root and returns it.
 func (b *Builder) Root(a Attr) (Dir, error) {
@@ -42,50 +42,50 @@ func (d Dir) Dir(name string, a Attr) (Dir, error) {
 }
 
 // File adds a regular file, as [Builder.File].
-func (d Dir) File(ctx context.Context, name string, a Attr, size int64, r io.Reader) (Entry, error) {
+func (d Dir) File(ctx context.Context, name string, a Attr, size int64, r io.Reader) (Handle, error) {
 	ino, err := d.newInode(name, unix.S_IFREG, a)
 	if err != nil {
-		return Entry{}, err
+		return Handle{}, err
 	}
 	if err := d.b.fill(ctx, name, ino, size, r); err != nil {
-		return Entry{}, err
+		return Handle{}, err
 	}
 	d.b.set(d.n, name, ino)
-	return Entry{ino}, nil
+	return Handle{ino}, nil
 }
 
 // Symlink adds a symbolic link.
-func (d Dir) Symlink(name, target string, a Attr) (Entry, error) {
+func (d Dir) Symlink(name, target string, a Attr) (Handle, error) {
 	if err := checkTarget(name, target); err != nil {
-		return Entry{}, err
+		return Handle{}, err
 	}
 	a.Perm = 0o777
 	ino, err := d.newInode(name, unix.S_IFLNK, a)
 	if err != nil {
-		return Entry{}, err
+		return Handle{}, err
 	}
 	ino.small, ino.size = []byte(target), int64(len(target))
 	d.b.set(d.n, name, ino)
-	return Entry{ino}, nil
+	return Handle{ino}, nil
 }
 
 // Special adds a device, fifo or socket, as [Builder.Special].
-func (d Dir) Special(name string, typ, major, minor uint32, a Attr) (Entry, error) {
+func (d Dir) Special(name string, typ, major, minor uint32, a Attr) (Handle, error) {
 	rdev, err := deviceNumber(name, typ, major, minor)
 	if err != nil {
-		return Entry{}, err
+		return Handle{}, err
 	}
 	ino, err := d.newInode(name, typ, a)
 	if err != nil {
-		return Entry{}, err
+		return Handle{}, err
 	}
 	ino.rdev = rdev
 	d.b.set(d.n, name, ino)
-	return Entry{ino}, nil
+	return Handle{ino}, nil
 }
 
 // Link adds another name of e.
-func (d Dir) Link(name string, e Entry) error {
+func (d Dir) Link(name string, e Handle) error {
 	if err := checkName(name); err != nil {
 		return err
 	}

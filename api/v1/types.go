@@ -20,6 +20,13 @@ type Image struct {
 	Parts     []ImagePart `json:"parts,omitempty" doc:"Images that a sandbox's was composed of, lowest first."`
 }
 
+// Kinds of ImagePart.
+const (
+	KindBase      = "base"
+	KindWorkspace = "workspace"
+	KindToolkit   = "toolkit"
+)
+
 // ImagePart is one image of a composition.
 type ImagePart struct {
 	Kind   string `json:"kind" enum:"base,workspace,toolkit"`

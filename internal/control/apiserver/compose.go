@@ -7,7 +7,6 @@ import (
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
-	"dsec/internal/image"
 )
 
 // maxLayers of a sandbox; the kernel's overlay takes 500.
@@ -44,13 +43,13 @@ func (c *catalog) compose(spec *v1.Spec) (*v1.Image, error) {
 		}
 		maps.Copy(out.Config.Labels, img.Config.Labels)
 	}
-	add(image.KindBase, &base)
+	add(v1.KindBase, &base)
 	if spec.Workspace != "" {
 		w, err := c.resolve(spec.Workspace)
 		if err != nil {
 			return nil, err
 		}
-		add(image.KindWorkspace, &w)
+		add(v1.KindWorkspace, &w)
 		if w.Config.User != "" {
 			out.Config.User = w.Config.User
 		}
@@ -64,7 +63,7 @@ func (c *catalog) compose(spec *v1.Spec) (*v1.Image, error) {
 		if err != nil {
 			return nil, err
 		}
-		add(image.KindToolkit, &t)
+		add(v1.KindToolkit, &t)
 	}
 	if n := len(out.Layers); n > maxLayers {
 		return nil, errs.New(errs.BadSpec, "image.compose", "the images have more layers than a sandbox can have").With("layers", strconv.Itoa(n)).With("at_most", strconv.Itoa(maxLayers))

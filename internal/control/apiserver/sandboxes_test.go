@@ -171,7 +171,9 @@ func TestSandboxLife(t *testing.T) {
 	}
 	_, _, raw := w.do("GET", fmt.Sprintf("/v1/events?from=%d", rev), nil)
 	evs := lines[v1.Event](t, raw)
-	if len(evs) != 2 || evs[0].Sandbox.State != v1.StateRunning || evs[1].Type != v1.EventRemoved || evs[1].Revision != rev+2 {
+	// States that follow each other within a moment are one event: "stopping" may be seen or not.
+	n := len(evs)
+	if n != 2 && n != 3 || evs[0].Sandbox.State != v1.StateRunning || evs[n-1].Type != v1.EventRemoved || evs[n-1].Revision != rev+uint64(n) {
 		t.Errorf("events %s", raw)
 	}
 }

@@ -574,6 +574,8 @@ func (s *S3) typed(ctx context.Context, action, key string, err error) error {
 		return errs.New(errs.DiskFull, phase, action).Because(err)
 	case r.StatusCode == http.StatusTooManyRequests, r.StatusCode == http.StatusServiceUnavailable:
 		return errs.New(errs.StoreUnavailable, phase, action+": the store is too busy").Because(err)
+	case r.Code == "BadRequest": // the server could not read the request at all: cut off on its way, or too slow
+		return errs.New(errs.StoreUnavailable, phase, action).Because(plain(err))
 	case r.StatusCode >= 400 && r.StatusCode < 500 && r.StatusCode != http.StatusRequestTimeout && r.StatusCode != http.StatusPreconditionFailed && r.StatusCode != http.StatusConflict:
 		e := errs.New(errs.StoreUnavailable, phase, action+": the store refuses the request").Because(err)
 		e.Retryable = false

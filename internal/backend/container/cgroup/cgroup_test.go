@@ -40,7 +40,7 @@ func TestV2Files(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := map[string]string{
-		"memory.max": "", "cpu.max": "", "pids.max": "", "cgroup.procs": "12\n34\n", "pids.current": "2\n", "memory.current": "4096\n",
+		"memory.max": "", "cpu.max": "", "pids.max": "", "cgroup.procs": "12\n34\n", "pids.current": "2\n", "pids.events": "max 4\n", "memory.current": "4096\n",
 		"memory.peak": "8192\n", "cpu.stat": "usage_usec 1500000\nuser_usec 1\n", "memory.events": "low 0\noom 1\noom_kill 3\n",
 	}
 	for name, content := range files {
@@ -69,7 +69,7 @@ func TestV2Files(t *testing.T) {
 		}
 	}
 	u, err := h.Usage("box")
-	want := Usage{CPU: 1500 * time.Millisecond, MemoryBytes: 4096, PeakMemoryBytes: 8192, PIDs: 2, OOMKills: 3}
+	want := Usage{CPU: 1500 * time.Millisecond, MemoryBytes: 4096, PeakMemoryBytes: 8192, PIDs: 2, OOMKills: 3, PIDsRefused: 4}
 	if err != nil || u != want {
 		t.Errorf("usage %+v, %v; want %+v", u, err, want)
 	}

@@ -21,6 +21,7 @@ import (
 	"dsec/internal/backend/container/cgroup"
 	"dsec/internal/backend/container/mount"
 	"dsec/internal/backend/container/spawn"
+	"dsec/internal/image"
 	"dsec/internal/step"
 )
 
@@ -422,7 +423,7 @@ func (c *creation) sendRoot(context.Context) error {
 		return err
 	}
 	defer unix.Close(dev)
-	sys, err := mount.Clone(c.b.stage.sys)
+	sys, err := image.Clone(c.b.stage.sys)
 	if err != nil {
 		return err
 	}

@@ -4,12 +4,14 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"dsec/internal/image"
 )
 
 // Idmapped clones the detached mount layer so that its owners appear shifted by the
 // user namespace's map. Page cache stays shared with every other clone.
 func Idmapped(layer, userns int) (int, error) {
-	fd, err := Clone(layer)
+	fd, err := image.Clone(layer)
 	if err != nil {
 		return -1, err
 	}
@@ -30,15 +32,6 @@ func Sys() (int, error) {
 	}
 	defer unix.Close(fs)
 	return create(fs, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
-}
-
-// Clone clones a detached mount.
-func Clone(mount int) (int, error) {
-	fd, err := unix.OpenTree(mount, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-	if err != nil {
-		return -1, fmt.Errorf("clone mount: %w", err)
-	}
-	return fd, nil
 }
 
 // Detached opens a directory through a mount of its own, of which it is the root: what is

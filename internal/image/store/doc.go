@@ -6,9 +6,9 @@
 //	DIR/images/HEX.json      an image's description, by its digest
 //	DIR/tmp/                 imports under way; emptied by Open
 //
-// An image is there if and only if its description is: an import writes and
-// syncs the blobs first and the description last, a delete takes them away in
-// the opposite order, and Open removes what a crash left between the two.
+// An image is there if and only if its description is: whoever adds one writes and
+// syncs the blobs of its layers first and the description last, a delete takes them away
+// in the opposite order, and Open removes what a crash left between the two.
 //
 // Start reading at import.go (an import from source to description), then
 // store.go and mounts.go. It must not know names (the catalogue has them) nor

@@ -61,103 +61,111 @@ const (
 // again returns the same image. On error nothing is left. Errors: image_corrupt,
 // image_unsupported, body_too_large, path_not_found, disk_full, bad_request.
 func (s *Store) ImportPath(ctx context.Context, path string, opts ImportOptions) (image.Image, error) {
-	return s.doImport(ctx, opts, func(b *layer.Builder, so source.Options) (source.Result, error) {
+	return s.Import(ctx, opts, func(b *layer.Builder, so source.Options) (source.Result, error) {
 		return source.Path(ctx, path, b, so)
 	})
 }
 
 // ImportStream is [Store.ImportPath] for a tar or an image archive read from r.
 func (s *Store) ImportStream(ctx context.Context, r io.Reader, opts ImportOptions) (image.Image, error) {
-	return s.doImport(ctx, opts, func(b *layer.Builder, so source.Options) (source.Result, error) {
+	return s.Import(ctx, opts, func(b *layer.Builder, so source.Options) (source.Result, error) {
 		return source.Stream(ctx, r, b, so)
 	})
 }
 
-type reader func(b *layer.Builder, so source.Options) (source.Result, error)
-
-func (s *Store) doImport(ctx context.Context, opts ImportOptions, read reader) (img image.Image, err error) {
-	tmp, err := os.MkdirTemp(s.tmpDir(), "import-")
+// Import makes an image of one layer from what read puts into the builder: packages
+// source and registry read. read is given opts.Source with a directory to spool in.
+// Importing the same content again returns the same image. On error nothing is left.
+func (s *Store) Import(ctx context.Context, opts ImportOptions, read func(*layer.Builder, source.Options) (source.Result, error)) (image.Image, error) {
+	var img image.Image
+	spool, err := os.MkdirTemp(s.tmpDir(), "spool-")
 	if err != nil {
-		return img, layer.DiskError("make import directory", err)
+		return img, layer.DiskError("make spool directory", err)
 	}
-	defer os.RemoveAll(tmp)
-	meta, err := os.Create(filepath.Join(tmp, "meta"))
-	if err != nil {
-		return img, layer.DiskError("make metadata blob", err)
-	}
-	defer meta.Close()
-	data, err := os.Create(filepath.Join(tmp, "data"))
-	if err != nil {
-		return img, layer.DiskError("make data blob", err)
-	}
-	defer data.Close()
-
+	defer os.RemoveAll(spool)
 	tell := opts.teller()
 	opts.Layer.Progress = tell.count
-	opts.Source.SpoolDir = tmp
-	b := layer.NewBuilder(&flushingFile{File: data}, opts.Layer)
-	tell.phase(PhaseRead)
-	got, err := read(b, opts.Source)
-	if err != nil {
-		return img, err
+	opts.Source.SpoolDir = spool
+	if opts.Kind == "" {
+		opts.Kind = image.KindBase
 	}
-	tell.phase(PhaseEncode)
-	res, err := b.Finish(meta)
-	if err != nil {
-		return img, err
-	}
-	tell.phase(PhaseSync)
-	if err := ctx.Err(); err != nil {
-		return img, errs.Wrap(errs.RequestCanceled, phase, "import image", err)
-	}
-	for _, f := range []*os.File{data, meta} {
-		if err := f.Sync(); err != nil {
-			return img, layer.DiskError("sync blobs", err)
+	l, err := s.AddLayer(ctx, opts.Kind, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
+		b := layer.NewBuilder(data, opts.Layer)
+		tell.phase(PhaseRead)
+		got, err := read(b, opts.Source)
+		if err != nil {
+			return layer.Result{}, err
 		}
+		tell.phase(PhaseEncode)
+		res, err := b.Finish(meta)
+		if err != nil {
+			return layer.Result{}, err
+		}
+		img.Files, img.Config = res.Files, got.Config
+		for kind, n := range b.Skipped() {
+			img.Notes = append(img.Notes, fmt.Sprintf("left out %d × %s", n, kind))
+		}
+		slices.Sort(img.Notes)
+		tell.phase(PhaseSync)
+		return res, nil
+	})
+	if err != nil {
+		return image.Image{}, err
 	}
-	img = describe(opts, got, res, b.Skipped())
-	img.CreatedUnixMS = s.now().UnixMilli()
-	if img, err = s.commit(img, tmp); err != nil {
-		return img, err
+	defer s.Release(l)
+	if opts.Config != nil {
+		img.Config = *opts.Config
+	}
+	img.Layers = []image.Layer{l}
+	if img, err = s.AddImage(ctx, img); err != nil {
+		return image.Image{}, err
 	}
 	tell.phase(PhaseDone)
 	return img, nil
 }
 
-func describe(opts ImportOptions, got source.Result, res layer.Result, skipped map[string]int64) image.Image {
-	l := image.Layer{Kind: opts.Kind, MetaDigest: res.MetaDigest, MetaSize: res.MetaSize, DataDigest: res.DataDigest, DataSize: res.DataSize}
-	if l.Kind == "" {
-		l.Kind = image.KindBase
+// AddLayer stores the layer that write makes: its data blob and its metadata blob, and
+// what they are. The layer is kept though no image has it, until [Store.Release], which
+// the caller calls once in any case, after [Store.AddImage] or when there is to be no image.
+// On error nothing is left and there is nothing to release.
+func (s *Store) AddLayer(ctx context.Context, kind string, write func(data layer.Blob, meta io.Writer) (layer.Result, error)) (image.Layer, error) {
+	var l image.Layer
+	tmp, err := os.MkdirTemp(s.tmpDir(), "import-")
+	if err != nil {
+		return l, layer.DiskError("make import directory", err)
 	}
-	img := image.Image{
-		SizeBytes: l.MetaSize + l.DataSize,
-		Files:     res.Files,
-		Layers:    []image.Layer{l},
-		Config:    got.Config,
+	defer os.RemoveAll(tmp)
+	meta, err := os.Create(filepath.Join(tmp, "meta"))
+	if err != nil {
+		return l, layer.DiskError("make metadata blob", err)
 	}
-	if opts.Config != nil {
-		img.Config = *opts.Config
+	defer meta.Close()
+	data, err := os.Create(filepath.Join(tmp, "data"))
+	if err != nil {
+		return l, layer.DiskError("make data blob", err)
 	}
-	for kind, n := range skipped {
-		img.Notes = append(img.Notes, fmt.Sprintf("left out %d × %s", n, kind))
+	defer data.Close()
+	res, err := write(&flushingFile{File: data}, meta)
+	if err != nil {
+		return l, err
 	}
-	slices.Sort(img.Notes)
-	img.Digest = digestOf(img)
-	return img
+	if err := ctx.Err(); err != nil {
+		return l, errs.Wrap(errs.RequestCanceled, phase, "store layer", err)
+	}
+	for _, f := range []*os.File{data, meta} {
+		if err := f.Sync(); err != nil {
+			return l, layer.DiskError("sync blobs", err)
+		}
+	}
+	l = image.Layer{Kind: kind, MetaDigest: res.MetaDigest, MetaSize: res.MetaSize, DataDigest: res.DataDigest, DataSize: res.DataSize}
+	if err := s.place(ctx, l, tmp); err != nil {
+		return image.Layer{}, err
+	}
+	return l, nil
 }
 
-// commit moves the synced blobs of tmp to their places and writes the
-// description that makes the image exist.
-func (s *Store) commit(img image.Image, tmp string) (image.Image, error) {
-	p, err := json.MarshalIndent(img, "", "  ")
-	if err != nil {
-		return img, errs.Wrap(errs.InternalError, phase, "encode description", err)
-	}
-	desc := filepath.Join(tmp, "description")
-	if err := writeSynced(desc, append(p, '\n')); err != nil {
-		return img, err
-	}
-	l := img.Layers[0]
+// place moves the synced blobs of tmp to their places and pins them.
+func (s *Store) place(ctx context.Context, l image.Layer, tmp string) error {
 	// Importing again is how damage is mended, so what is there is not taken at its name.
 	// Not under the lock: blobs are large.
 	damaged := map[string]bool{}
@@ -165,23 +173,20 @@ func (s *Store) commit(img image.Image, tmp string) (image.Image, error) {
 		if digest == "" {
 			continue
 		}
-		err := s.verifyBlob(context.Background(), digest, size, func(int) {})
+		err := s.verifyBlob(ctx, digest, size, func(int) {})
 		if err != nil && !errors.Is(err, errs.ImageCorrupt) {
-			return img, err
+			return err
 		}
 		damaged[digest] = err != nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if old, ok := s.images[img.Digest]; ok && !damaged[l.DataDigest] && !damaged[l.MetaDigest] {
-		return old, nil
-	}
 	var placed []string
-	undo := func(err error) (image.Image, error) {
+	undo := func(err error) error {
 		for _, p := range placed {
 			os.Remove(p)
 		}
-		return image.Image{}, err
+		return err
 	}
 	for _, bl := range []struct{ from, digest string }{{"data", l.DataDigest}, {"meta", l.MetaDigest}} {
 		if bl.digest == "" {
@@ -207,13 +212,70 @@ func (s *Store) commit(img image.Image, tmp string) (image.Image, error) {
 	if err := syncDir(s.blobDir()); err != nil {
 		return undo(err)
 	}
+	s.pinned[l.MetaDigest]++
+	s.pinned[l.DataDigest]++
+	return nil
+}
+
+// Release ends what [Store.AddLayer] began: the layer goes if no image has it.
+func (s *Store) Release(l image.Layer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range []string{l.MetaDigest, l.DataDigest} {
+		if s.pinned[d]--; s.pinned[d] <= 0 {
+			delete(s.pinned, d)
+		}
+	}
+	// What cannot be removed now is removed by the next Open.
+	_ = s.drop(l, s.used(""))
+}
+
+// AddImage records an image of layers that AddLayer made or other images have, and
+// returns it with its digest, size and time. One that is there already is returned as it
+// is. Errors: image_not_found (a layer is not here), disk_full.
+func (s *Store) AddImage(ctx context.Context, img image.Image) (image.Image, error) {
+	if err := ctx.Err(); err != nil {
+		return image.Image{}, errs.Wrap(errs.RequestCanceled, phase, "record image", err)
+	}
+	img.SizeBytes = 0
+	for _, l := range img.Layers {
+		img.SizeBytes += l.MetaSize + l.DataSize
+	}
+	img.Digest = digestOf(img)
+	if img.CreatedUnixMS == 0 {
+		img.CreatedUnixMS = s.now().UnixMilli()
+	}
+	p, err := json.MarshalIndent(img, "", "  ")
+	if err != nil {
+		return image.Image{}, errs.Wrap(errs.InternalError, phase, "encode description", err)
+	}
 	hexDigest := strings.TrimPrefix(img.Digest, digestPfx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old, ok := s.images[img.Digest]; ok {
+		return old, nil
+	}
+	used := s.used("")
+	for _, l := range img.Layers {
+		if !used[l.MetaDigest] || l.DataDigest != "" && !used[l.DataDigest] {
+			return image.Image{}, errs.New(errs.ImageNotFound, phase, "no layer "+l.MetaDigest+" on this node")
+		}
+	}
+	tmp, err := os.MkdirTemp(s.tmpDir(), "image-")
+	if err != nil {
+		return image.Image{}, layer.DiskError("make description", err)
+	}
+	defer os.RemoveAll(tmp)
+	desc := filepath.Join(tmp, "description")
+	if err := writeSynced(desc, append(p, '\n')); err != nil {
+		return image.Image{}, err
+	}
 	if err := os.Rename(desc, s.description(hexDigest)); err != nil {
-		return undo(layer.DiskError("place description", err))
+		return image.Image{}, layer.DiskError("place description", err)
 	}
 	if err := syncDir(s.imageDir()); err != nil {
 		os.Remove(s.description(hexDigest))
-		return undo(err)
+		return image.Image{}, err
 	}
 	s.images[img.Digest] = img
 	delete(s.broken, img.Digest)

@@ -38,6 +38,8 @@ type Store struct {
 	broken map[string]error
 	// replaced counts, by digest, the blobs that were found damaged and replaced.
 	replaced map[string]int
+	// pinned counts, by digest, who added a blob and has not released it.
+	pinned map[string]int
 }
 
 // Options of a store; the zero value is usable.
@@ -49,7 +51,7 @@ type Options struct {
 // left. A second process is refused with state_conflict. An unreadable
 // description does not stop it: that one image is then reported as corrupt.
 func Open(dir string, opts Options) (*Store, error) {
-	s := &Store{dir: dir, now: opts.Now, images: map[string]image.Image{}, broken: map[string]error{}, replaced: map[string]int{}}
+	s := &Store{dir: dir, now: opts.Now, images: map[string]image.Image{}, broken: map[string]error{}, replaced: map[string]int{}, pinned: map[string]int{}}
 	if s.now == nil {
 		s.now = time.Now
 	}
@@ -165,10 +167,13 @@ func digestOf(img image.Image) string {
 	return digestPfx + hex.EncodeToString(sum[:])
 }
 
-// used returns the blobs that images other than except need. s.mu is held, or
-// no one else has s yet.
+// used returns the blobs that are pinned or that images other than except need. s.mu is
+// held, or no one else has s yet.
 func (s *Store) used(except string) map[string]bool {
 	used := map[string]bool{}
+	for digest := range s.pinned {
+		used[digest] = true
+	}
 	for digest, img := range s.images {
 		if digest == except {
 			continue
@@ -232,13 +237,24 @@ func (s *Store) Delete(digest string) error {
 		return err
 	}
 	for _, l := range img.Layers {
-		for _, d := range []string{l.MetaDigest, l.DataDigest} {
-			if d == "" || used[d] || len(s.broken) > 0 {
-				continue
-			}
-			if err := os.Remove(s.blob(d)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return errs.Wrap(errs.InternalError, phase, "remove blob", err)
-			}
+		if err := s.drop(l, used); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// drop removes a layer's blobs that are not used. s.mu is held.
+func (s *Store) drop(l image.Layer, used map[string]bool) error {
+	if len(s.broken) > 0 { // who knows what those need
+		return nil
+	}
+	for _, d := range []string{l.MetaDigest, l.DataDigest} {
+		if d == "" || used[d] {
+			continue
+		}
+		if err := os.Remove(s.blob(d)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return errs.Wrap(errs.InternalError, phase, "remove blob", err)
 		}
 	}
 	return nil

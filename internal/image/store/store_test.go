@@ -448,3 +448,46 @@ func TestAReplacedBlobIsMountedAnew(t *testing.T) {
 	release()
 	again()
 }
+
+// An image of layers that were added one by one, as snapshots are.
+func TestLayersAreKeptUntilReleased(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := open(t, dir)
+	add := func(c string) image.Layer {
+		l, err := s.AddLayer(t.Context(), image.KindWorkspace, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
+			b := layer.NewBuilder(data, layer.Options{})
+			if err := b.File(t.Context(), c, layer.Attr{Perm: 0o644}, 10_000, strings.NewReader(big(c))); err != nil {
+				return layer.Result{}, err
+			}
+			return b.Finish(meta)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	a, b, unused := add("a"), add("b"), add("c")
+	img, err := s.AddImage(t.Context(), image.Image{Layers: []image.Layer{a, b}, Config: image.Config{Cmd: []string{"x"}}})
+	if err != nil || img.SizeBytes != a.MetaSize+a.DataSize+b.MetaSize+b.DataSize || img.CreatedUnixMS != 42 {
+		t.Fatalf("%+v, %v", img, err)
+	}
+	for _, l := range []image.Layer{a, b, unused} {
+		s.Release(l)
+	}
+	if err := s.Verify(t.Context(), img.Digest, nil); err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(contents(t, dir), "blobs/"); n != 4 {
+		t.Errorf("holds\n%s", contents(t, dir))
+	}
+	if _, err := s.AddImage(t.Context(), image.Image{Layers: []image.Layer{unused}}); !errors.Is(err, errs.ImageNotFound) {
+		t.Errorf("an image of a released layer: %v", err)
+	}
+	if err := s.Delete(img.Digest); err != nil {
+		t.Error(err)
+	}
+	if left := contents(t, dir); left != "" {
+		t.Errorf("left:\n%s", left)
+	}
+}

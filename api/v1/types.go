@@ -18,6 +18,29 @@ type Image struct {
 	Layers    []Layer     `json:"layers"`
 	Config    ImageConfig `json:"config"`
 	Parts     []ImagePart `json:"parts,omitempty" doc:"Images that a sandbox's was composed of, lowest first."`
+	Snapshot  *Snapshot   `json:"snapshot,omitempty" doc:"Where it is from, if it was made of a sandbox."`
+}
+
+// Snapshot says what a sandbox's snapshot was made of.
+type Snapshot struct {
+	Source    string            `json:"source" doc:"Id of the sandbox."`
+	Parents   []string          `json:"parents" doc:"Digests of the images it was made on: of what the sandbox was composed of, the base first, or the sandbox's last snapshot."`
+	Labels    map[string]string `json:"labels,omitempty" doc:"Of the sandbox: a sandbox that is made of the snapshot has them too, unless its own say otherwise."`
+	Temporary bool              `json:"temporary,omitempty" doc:"It serves a fork and goes with the last child."`
+	Entries   int64             `json:"entries" doc:"Names that the newest layer has, of removed files too."`
+	Bytes     int64             `json:"bytes" doc:"Of the newest layer's files."`
+	LeftOut   []string          `json:"left_out,omitempty" doc:"Paths that were left out, the first hundred."`
+	Omitted   int64             `json:"left_out_count,omitempty" doc:"How many there are."`
+	Notes     []string          `json:"notes,omitempty" doc:"What could not be kept as it was."`
+}
+
+// SnapshotPrefix begins the names of snapshots in the catalogue.
+const SnapshotPrefix = "snap:"
+
+// SnapshotRequest asks for a snapshot of a sandbox.
+type SnapshotRequest struct {
+	Name     string   `json:"name,omitempty" maxLength:"200" doc:"Without snap:; empty: one is made up."`
+	LeaveOut []string `json:"leave_out,omitempty" maxItems:"1000" doc:"Patterns of paths that it must not have: /etc/app.key, *.pem, .aws/credentials, /var/cache/**. Without a leading slash they hold at any depth."`
 }
 
 // Kinds of ImagePart.
@@ -25,6 +48,7 @@ const (
 	KindBase      = "base"
 	KindWorkspace = "workspace"
 	KindToolkit   = "toolkit"
+	KindDiff      = "diff" // of layers: what a sandbox changed
 )
 
 // ImagePart is one image of a composition.
@@ -50,11 +74,14 @@ func (i *Image) Digests() []string {
 
 // Layer is one EROFS layer: a metadata blob and a data blob.
 type Layer struct {
-	Kind       string `json:"kind" enum:"base,workspace,toolkit"`
-	MetaDigest string `json:"meta_digest"`
-	MetaBytes  int64  `json:"meta_bytes"`
-	DataDigest string `json:"data_digest,omitempty" doc:"Empty: no file of the layer has contents outside the metadata."`
-	DataBytes  int64  `json:"data_bytes"`
+	Kind       string   `json:"kind" enum:"base,workspace,toolkit,diff"`
+	MetaDigest string   `json:"meta_digest"`
+	MetaBytes  int64    `json:"meta_bytes"`
+	DataDigest string   `json:"data_digest,omitempty" doc:"Empty: no file of the layer has contents outside the metadata."`
+	DataBytes  int64    `json:"data_bytes"`
+	Parent     string   `json:"parent,omitempty" doc:"Of a snapshot's layer: digest over the layers that it was made on."`
+	View       string   `json:"view,omitempty" doc:"And with it."`
+	Replaces   []string `json:"replaces,omitempty" doc:"Layers that were merged into it, lowest first: digests of metadata and data."`
 }
 
 // ImageConfig is what an image says about running it.
@@ -249,6 +276,12 @@ type EdgeCreate struct {
 	IdempotencyKey string `json:"idempotency_key,omitempty"`
 	Spec           Spec   `json:"spec"`
 	Image          *Image `json:"image,omitempty"`
+}
+
+// EdgeSnapshot is what the apiserver asks an edge for. It travels in aether/msg.Document.
+type EdgeSnapshot struct {
+	ID       string   `json:"id"`
+	LeaveOut []string `json:"leave_out,omitempty"`
 }
 
 // EdgeEvent is one line of an edge's watch stream. Reset says that what the edge

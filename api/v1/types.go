@@ -1,8 +1,10 @@
 package v1
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"dsec/api/v1/errs"
@@ -91,8 +93,8 @@ type ImageConfig struct {
 	Cmd        []string          `json:"cmd,omitempty"`
 	User       string            `json:"user,omitempty"`
 	WorkDir    string            `json:"work_dir,omitempty"`
-	Volumes    []string          `json:"volumes,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"`
+	Volumes    []string          `json:"volumes,omitempty"`
 }
 
 // ImageList is the catalogue.
@@ -268,6 +270,16 @@ func (p *Problem) Err() error {
 type remoteCause string
 
 func (c remoteCause) Error() string { return string(c) }
+
+// InUse is the error for what cannot be removed since others need it.
+func InUse(phase, what string, by []string) *errs.Error {
+	list := by
+	if len(list) > 20 {
+		list = append(slices.Clone(list[:20]), fmt.Sprintf("and %d more", len(by)-20))
+	}
+	names := strings.Join(list, ", ")
+	return errs.New(errs.ImageInUse, phase, "the "+what+" is needed by "+names).With("needed_by", names)
+}
 
 // EdgeCreate is what the apiserver asks an edge for: a spec with everything resolved.
 // It travels in aether/msg.Document.

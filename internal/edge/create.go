@@ -57,14 +57,13 @@ func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, er
 func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend) (s *sandbox, existing bool, err error) {
 	need := demand(&req.Spec)
 	now := e.cfg.Now()
-	s = &sandbox{backend: b, image: req.Image, need: need, created: make(chan struct{}), removed: make(chan struct{})}
+	s = newSandbox(b, req.Image, need, v1.Sandbox{
+		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
+		Steps: map[string]float64{},
+	})
 	// The create outlives no caller: who went away would never learn of the sandbox.
 	var cctx context.Context
 	cctx, s.cancel = context.WithCancel(ctx)
-	s.view = v1.Sandbox{
-		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
-		Steps: map[string]float64{},
-	}
 	if req.Image != nil {
 		s.view.ImageDigest, s.view.Parts = req.Image.Digest, req.Image.Parts
 	}
@@ -143,6 +142,7 @@ func (e *Edge) undoCreate(s *sandbox) {
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
 	v := s.snapshot()
+	s.stopPacks(ctx)
 	s.release()
 	if err := s.backend.Delete(ctx, v.ID); err != nil {
 		// It stays in the table as failed, holding its admission, until a removal succeeds.
@@ -216,6 +216,7 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 		return
 	}
 	e.cfg.Log.Warn("sandbox died", "sandbox", instance.ID(), "cause", cause)
+	s.stopPacks(ctx)
 	s.release()
 	if err := s.backend.Delete(ctx, instance.ID()); err != nil {
 		e.cfg.Log.Error("clean up a dead sandbox", "sandbox", instance.ID(), "err", err)

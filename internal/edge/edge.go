@@ -42,8 +42,12 @@ type Images interface {
 	// Delete removes an image by digest.
 	Delete(ctx context.Context, digest string) error
 	List(ctx context.Context) ([]v1.Image, error)
-	// Find fails if the image cannot be run here: errs.ImageNotFound, ImageCorrupt.
+	// Find fails if the image cannot be run here: errs.ImageNotFound, ImageCorrupt (a
+	// snapshot's layers are not on what they were made on).
 	Find(digest string) error
+	// Pack stores a snapshot: the layers of what it is made on and one more. Too long a
+	// chain of layers is flattened. On error nothing is left.
+	Pack(ctx context.Context, p Pack) (v1.Image, error)
 }
 
 // Config of an Edge.
@@ -139,6 +143,11 @@ func (e *Edge) Close(ctx context.Context) error {
 		}
 	}
 	close(e.stop)
+	e.mu.Lock()
+	for _, s := range e.sandboxes {
+		s.stop() // no sandbox stays frozen
+	}
+	e.mu.Unlock()
 	var err error
 	if e.server != nil {
 		err = e.server.Shutdown(ctx)

@@ -51,6 +51,9 @@ func (noImages) Import(context.Context, io.Reader, string, func(v1.ImageProgress
 func (noImages) Delete(context.Context, string) error     { return nil }
 func (noImages) List(context.Context) ([]v1.Image, error) { return nil, nil }
 func (noImages) Find(string) error                        { return nil }
+func (noImages) Pack(context.Context, Pack) (v1.Image, error) {
+	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
+}
 
 // bed is a node that edges come and go on.
 type bed struct {

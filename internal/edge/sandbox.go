@@ -32,8 +32,11 @@ type sandbox struct {
 	admitted sync.Once       // done when need was given back
 	create   context.Context // of its create; ends with the caller or a removal
 	cancel   context.CancelFunc
-	created  chan struct{} // closed when its create has ended, well or not
-	removed  chan struct{} // closed when nothing of it is left
+	created  chan struct{}   // closed when its create has ended, well or not
+	removed  chan struct{}   // closed when nothing of it is left
+	life     context.Context // ends when its removal begins or it died
+	stop     context.CancelFunc
+	packs    chan struct{} // holds a token while the sandbox is packed
 
 	mu       sync.Mutex
 	view     v1.Sandbox // replaced as a whole; what was given out never changes
@@ -44,6 +47,14 @@ type sandbox struct {
 	renewed  time.Time // when its lease was
 
 	dial sync.Mutex // held by whoever connects to the guest
+}
+
+func newSandbox(b backend.Backend, img *v1.Image, need v1.Resources, view v1.Sandbox) *sandbox {
+	s := &sandbox{
+		backend: b, image: img, need: need, view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
+	}
+	s.life, s.stop = context.WithCancel(context.Background())
+	return s
 }
 
 // snapshot returns what to tell of the sandbox.

@@ -47,15 +47,16 @@ func (e *Edge) handlers() map[string]aether.Handler {
 		}
 	}
 	return map[string]aether.Handler{
-		"sandbox.create": control(aether.Unary(e.serveCreate)),
-		"sandbox.get":    control(aether.Unary(e.serveGet)),
-		"sandbox.renew":  control(aether.Unary(e.serveRenew)),
-		"sandbox.delete": control(aether.Unary(e.serveDelete)),
-		"edge.watch":     control(e.serveWatch),
-		"edge.audit":     control(aether.Unary(e.serveAudit)),
-		"image.import":   control(e.serveImport),
-		"image.delete":   control(aether.Unary(e.serveImageDelete)),
-		"image.list":     control(aether.Unary(e.serveImageList)),
+		"sandbox.create":   control(aether.Unary(e.serveCreate)),
+		"sandbox.get":      control(aether.Unary(e.serveGet)),
+		"sandbox.renew":    control(aether.Unary(e.serveRenew)),
+		"sandbox.delete":   control(aether.Unary(e.serveDelete)),
+		"sandbox.snapshot": control(e.serveSnapshot),
+		"edge.watch":       control(e.serveWatch),
+		"edge.audit":       control(aether.Unary(e.serveAudit)),
+		"image.import":     control(e.serveImport),
+		"image.delete":     control(aether.Unary(e.serveImageDelete)),
+		"image.list":       control(aether.Unary(e.serveImageList)),
 	}
 }
 
@@ -289,14 +290,9 @@ func (e *Edge) serveImport(ctx context.Context, s *aether.Stream) (aether.Messag
 	if err := s.Parse(&req); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	img, err := e.cfg.Images.Import(ctx, &streamReader{ctx: ctx, s: s}, req.Format, func(p v1.ImageProgress) {
-		m := &msg.ImageProgress{Phase: p.Phase, Done: uint64(p.Done), Total: uint64(p.Total), Entries: uint64(p.Entries)}
-		if err := s.SendMessage(ctx, m); err != nil {
-			cancel(err) // nobody is there any more
-		}
-	})
+	ctx, end, tell := teller(ctx, s)
+	defer end()
+	img, err := e.cfg.Images.Import(ctx, &streamReader{ctx: ctx, s: s}, req.Format, tell)
 	if err != nil {
 		return nil, err
 	}
@@ -305,15 +301,23 @@ func (e *Edge) serveImport(ctx context.Context, s *aether.Stream) (aether.Messag
 }
 
 func (e *Edge) serveImageDelete(ctx context.Context, _ *aether.Stream, r *msg.ImageRequest) (*msg.Empty, error) {
+	if users := e.usersOf(r.Digest); len(users) > 0 {
+		return nil, v1.InUse("edge.image", "image", users)
+	}
+	return &msg.Empty{}, e.cfg.Images.Delete(ctx, r.Digest)
+}
+
+// usersOf lists the sandboxes that use an image, or a fork's that was made on it.
+func (e *Edge) usersOf(digest string) (ids []string) {
 	e.mu.Lock()
-	for _, s := range e.sandboxes {
-		if s.image != nil && slices.Contains(s.image.Digests(), r.Digest) {
-			e.mu.Unlock()
-			return nil, errs.New(errs.ImageInUse, "edge.image", "a sandbox uses the image").With("sandbox", s.snapshot().ID)
+	defer e.mu.Unlock()
+	for id, s := range e.sandboxes {
+		if s.image != nil && (slices.Contains(s.image.Digests(), digest) || slices.Contains(parentsOf(s.image), digest)) {
+			ids = append(ids, id)
 		}
 	}
-	e.mu.Unlock()
-	return &msg.Empty{}, e.cfg.Images.Delete(ctx, r.Digest)
+	slices.Sort(ids)
+	return ids
 }
 
 func (e *Edge) serveImageList(ctx context.Context, _ *aether.Stream, _ *msg.Empty) (*msg.Document, error) {

@@ -219,7 +219,7 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 		drop("its create never finished")
 		return
 	}
-	s := &sandbox{backend: b, image: rec.Image, need: demand(&v.Spec), created: make(chan struct{}), removed: make(chan struct{}), view: v, cancel: func() {}}
+	s := newSandbox(b, rec.Image, demand(&v.Spec), v)
 	close(s.created)
 	e.sandboxes[v.ID] = s
 	if v.IdempotencyKey != "" {

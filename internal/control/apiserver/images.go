@@ -36,9 +36,17 @@ func checkImageName(name string) error {
 	return nil
 }
 
+// checkPlainName is for images that are no snapshots.
+func checkPlainName(name string) error {
+	if strings.HasPrefix(name, v1.SnapshotPrefix) {
+		return badField("name", quoted(name)+" is a snapshot's name: choose one without "+v1.SnapshotPrefix)
+	}
+	return checkImageName(name)
+}
+
 // importImage streams the body to one edge and its progress back, both at once.
 func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request, in *importInput) error {
-	if err := checkImageName(in.Name); err != nil {
+	if err := checkPlainName(in.Name); err != nil {
 		return err
 	}
 	node, err := s.importNode()
@@ -55,17 +63,28 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 	body := startUpload(hr.Body)
 	defer body.finish(out.rc, hr.Body)
 	ask := &msg.ImageImportRequest{Name: in.Name, Format: in.Format, Size: uint64(max(0, hr.ContentLength))}
-	image, err := s.cfg.Edges.Import(ctx, node, ask, body.r, body.interrupt, func(p *msg.ImageProgress) error {
-		return out.write(v1.ImageProgress{Phase: p.Phase, Done: int64(p.Done), Total: int64(p.Total), Entries: int64(p.Entries)})
-	})
+	image, err := s.cfg.Edges.Import(ctx, node, ask, body.r, body.interrupt, out.progress)
+	return s.named(ctx, req, out, node, in.Name, image, err)
+}
+
+// progress passes an edge's word on.
+func (l *lines) progress(p *msg.ImageProgress) error {
+	return l.write(v1.ImageProgress{Phase: p.Phase, Done: int64(p.Done), Total: int64(p.Total), Entries: int64(p.Entries)})
+}
+
+// named gives the image that node made its name, or tells the client that there is none.
+func (s *Server) named(ctx context.Context, req *request, out *lines, node v1.Node, name string, image v1.Image, err error) error {
 	if err == nil {
-		image.Name = in.Name
+		image.Name = name
 		s.cfg.Registry.SetImage(node.ID, image.Digest, true)
 		// The image is there: that its caller hangs up now, or that interrupting the
 		// upload ended the request's context, is no reason to leave it nameless.
 		pctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catalogTime)
 		err = s.catalog.put(pctx, image)
 		cancel()
+		if err != nil {
+			s.disown(ctx, node, image.Digest)
+		}
 	}
 	if err == nil {
 		return out.write(v1.ImageProgress{Phase: "commit", Image: &image})
@@ -74,6 +93,20 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 		return werr
 	}
 	return err
+}
+
+// disown removes an image that got no name, unless another name has it.
+func (s *Server) disown(ctx context.Context, node v1.Node, digest string) {
+	if len(s.catalog.list(digest)) > 0 {
+		return
+	}
+	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catalogTime)
+	defer cancel()
+	if err := s.cfg.Edges.DeleteImage(dctx, node, digest); err != nil {
+		s.cfg.Log.Error("an image without a name is left", "node", node.ID, "image", digest, "err", err)
+		return
+	}
+	s.cfg.Registry.SetImage(node.ID, digest, false)
 }
 
 // importFailed tells the client, as a plain answer if no line went out yet.
@@ -133,6 +166,9 @@ func (s *Server) deleteImage(ctx context.Context, _ *request, in *imageInput) (*
 	names := s.catalog.list(img.Digest)
 	if img.Name == in.Name && len(names) > 1 {
 		return nil, s.catalog.delete(ctx, img.Name)
+	}
+	if needed := s.catalog.madeOn(img.Digest); len(needed) > 0 {
+		return nil, v1.InUse("image.delete", "image", needed)
 	}
 	// The edges first: one that still uses the image must leave the name in place.
 	for _, l := range s.cfg.Registry.Loads() {

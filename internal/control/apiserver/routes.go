@@ -24,6 +24,7 @@ var ofStore = []errs.Code{errs.ConnectionLost, errs.DeadlineExceeded}
 func (s *Server) routes() {
 	s.sandboxRoutes()
 	s.imageRoutes()
+	s.snapshotRoutes()
 	s.adminRoutes()
 	s.mux.HandleFunc("/", s.notFound)
 }
@@ -116,9 +117,39 @@ func (s *Server) imageRoutes() {
 	}, s.getImage)
 	handle(s, op{
 		id: "delete-image", method: http.MethodDelete, path: "/v1/images/{name}", tag: tag, right: v1.RightImage, status: 204,
-		summary: "Remove an image", text: "By name, or by digest all its names. Refused while a sandbox uses what would be removed.",
+		summary: "Remove an image", text: "By name, or by digest all its names. Refused while a sandbox uses what would be removed, or a snapshot was made on it.",
 		errors: append([]errs.Code{errs.ImageNotFound, errs.ImageInUse, errs.EdgeUnreachable}, ofStore...),
 	}, s.deleteImage)
+}
+
+// Errors of making an image at an edge.
+var ofMaking = []errs.Code{errs.ImageCorrupt, errs.ImageUnsupported, errs.DiskFull, errs.EdgeUnreachable, errs.ConnectionLost,
+	errs.DeadlineExceeded, errs.RequestCanceled, errs.BodyTooLarge}
+
+func (s *Server) snapshotRoutes() {
+	const tag = "snapshots"
+	handleStream(s, op{
+		id: "snapshot-sandbox", method: http.MethodPost, path: "/v1/sandboxes/{id}/snapshot", tag: tag, right: v1.RightSandbox,
+		summary: "Make a snapshot of a sandbox",
+		text: "Packs the files that the sandbox changed into one more layer on its image, while it stands still for a moment. Processes are not in it. " +
+			"`snap:NAME` is an image from which sandboxes are created, with the source's environment, user, working directory and labels. " +
+			"Lines tell the progress; the last one has the image, or the error.",
+		errors: append(append([]errs.Code{errs.NameInUse, errs.StateConflict, errs.SandboxNotRunning, errs.NotSupported, errs.NodeFull, errs.ImageNotFound}, ofMaking...), ofSandbox...),
+		line:   v1.ImageProgress{},
+	}, s.snapshotSandbox)
+	handle(s, op{
+		id: "list-snapshots", method: http.MethodGet, path: "/v1/snapshots", tag: tag, right: v1.RightRead, summary: "List snapshots",
+		text: "By name. `snapshot.parents` says what each was made on.",
+	}, s.listSnapshots)
+	handle(s, op{
+		id: "get-snapshot", method: http.MethodGet, path: "/v1/snapshots/{name}", tag: tag, right: v1.RightRead, summary: "Inspect a snapshot",
+		text: "With or without `snap:`.", errors: []errs.Code{errs.ImageNotFound},
+	}, s.getSnapshot)
+	handle(s, op{
+		id: "delete-snapshot", method: http.MethodDelete, path: "/v1/snapshots/{name}", tag: tag, right: v1.RightSandbox, status: 204, summary: "Remove a snapshot",
+		text:   "Refused while a sandbox uses it or another snapshot was made on it.",
+		errors: append([]errs.Code{errs.ImageNotFound, errs.ImageInUse, errs.EdgeUnreachable}, ofStore...),
+	}, s.deleteSnapshot)
 }
 
 func (s *Server) adminRoutes() {

@@ -59,6 +59,7 @@ type Server struct {
 	relay   *aether.Server
 	placer  *placement.Placer
 	catalog *catalog
+	naming  names
 	flights *flights
 	reaper  *reaper
 	metrics *metrics

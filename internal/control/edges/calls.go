@@ -126,6 +126,30 @@ func (p *Pool) Watch(ctx context.Context, node v1.Node, from uint64, each func(v
 	}
 }
 
+// Snapshot packs a sandbox into an image of its edge.
+func (p *Pool) Snapshot(ctx context.Context, node v1.Node, req *v1.EdgeSnapshot, progress func(*msg.ImageProgress) error) (v1.Image, error) {
+	return p.makeImage(ctx, node, "sandbox.snapshot", req, progress)
+}
+
+// makeImage calls a method that tells its progress and ends with an image.
+func (p *Pool) makeImage(ctx context.Context, node v1.Node, method string, req any, progress func(*msg.ImageProgress) error) (v1.Image, error) {
+	raw, err := json.Marshal(req)
+	if err != nil {
+		return v1.Image{}, errs.Wrap(errs.InternalError, method, "encode", err)
+	}
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return v1.Image{}, err
+	}
+	s, err := c.Open(ctx, "", method, &msg.Document{Json: raw})
+	if err != nil {
+		return v1.Image{}, err
+	}
+	defer s.Cancel()
+	img, err := receiveImage(ctx, s, progress)
+	return img, answer(ctx, node, err)
+}
+
 const importChunk = 256 << 10
 
 // Import sends an archive to an edge and returns the image that it made of it.
@@ -151,7 +175,7 @@ func (p *Pool) Import(ctx context.Context, node v1.Node, req *msg.ImageImportReq
 			cancel(err)
 		}
 	}()
-	image, err := receiveImport(ctx, s, progress)
+	image, err := receiveImage(ctx, s, progress)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
@@ -180,7 +204,7 @@ func sendAll(ctx context.Context, s *aether.Stream, body io.Reader) error {
 	}
 }
 
-func receiveImport(ctx context.Context, s *aether.Stream, progress func(*msg.ImageProgress) error) (v1.Image, error) {
+func receiveImage(ctx context.Context, s *aether.Stream, progress func(*msg.ImageProgress) error) (v1.Image, error) {
 	var image v1.Image
 	for {
 		f, err := s.Recv(ctx)
@@ -190,7 +214,7 @@ func receiveImport(ctx context.Context, s *aether.Stream, progress func(*msg.Ima
 				return image, err
 			}
 			err := json.Unmarshal(doc.Json, &image)
-			return image, errs.Wrap(errs.ProtocolError, "image.import", "the edge's answer does not parse", err)
+			return image, errs.Wrap(errs.ProtocolError, "edge.call", "the edge's answer does not parse", err)
 		}
 		if err != nil {
 			return image, err

@@ -10,7 +10,6 @@ import (
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
-	"dsec/internal/image"
 	"dsec/internal/image/source"
 	"dsec/internal/image/store"
 )
@@ -67,8 +66,11 @@ func (i *Images) List(context.Context) ([]v1.Image, error) {
 
 // Find implements edge.Images.
 func (i *Images) Find(digest string) error {
-	_, err := i.store.Get(digest)
-	return err
+	img, err := i.store.Get(digest)
+	if err != nil || img.Snapshot == nil {
+		return err
+	}
+	return chainOf(img.Layers).Check()
 }
 
 // Acquire implements container.Layers: the image's layers, highest first.
@@ -81,7 +83,7 @@ func (i *Images) Acquire(ctx context.Context, img *v1.Image) (mounts []int, rele
 	}
 	for n := len(img.Layers) - 1; n >= 0; n-- {
 		l := img.Layers[n]
-		fd, r, err := i.mounts.Acquire(ctx, image.Layer{Kind: l.Kind, MetaDigest: l.MetaDigest, MetaSize: l.MetaBytes, DataDigest: l.DataDigest, DataSize: l.DataBytes})
+		fd, r, err := i.mounts.Acquire(ctx, stored(l))
 		if err != nil {
 			release()
 			return nil, nil, err
@@ -90,18 +92,4 @@ func (i *Images) Acquire(ctx context.Context, img *v1.Image) (mounts []int, rele
 		releases = append(releases, r)
 	}
 	return mounts, release, nil
-}
-
-func wire(img image.Image) v1.Image {
-	out := v1.Image{
-		Digest: img.Digest, CreatedAt: time.UnixMilli(img.CreatedUnixMS).UTC(), Bytes: img.SizeBytes, Files: img.Files,
-		Config: v1.ImageConfig{
-			Env: img.Config.Env, Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd, User: img.Config.User,
-			WorkDir: img.Config.WorkDir, Volumes: img.Config.Volumes, Labels: img.Config.Labels,
-		},
-	}
-	for _, l := range img.Layers {
-		out.Layers = append(out.Layers, v1.Layer{Kind: l.Kind, MetaDigest: l.MetaDigest, MetaBytes: l.MetaSize, DataDigest: l.DataDigest, DataBytes: l.DataSize})
-	}
-	return out
 }

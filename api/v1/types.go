@@ -288,6 +288,16 @@ type EdgeCreate struct {
 	IdempotencyKey string `json:"idempotency_key,omitempty"`
 	Spec           Spec   `json:"spec"`
 	Image          *Image `json:"image,omitempty"`
+	ForkOf         string `json:"fork_of,omitempty"`
+}
+
+// EdgeFork is what the apiserver asks an edge for: children of a sandbox, by the ids that
+// they are to have. It travels in aether/msg.Document.
+type EdgeFork struct {
+	ID       string   `json:"id"`
+	Children []string `json:"children"`
+	Lease    Seconds  `json:"lease_s,omitempty"`
+	LeaveOut []string `json:"leave_out,omitempty"`
 }
 
 // EdgeSnapshot is what the apiserver asks an edge for. It travels in aether/msg.Document.

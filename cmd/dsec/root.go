@@ -72,7 +72,7 @@ there is no such command, 128+n after signal n.`,
 		&cobra.Group{ID: "manage", Title: "Images and management:"},
 	)
 	for id, cmds := range map[string][]*cobra.Command{
-		"sandbox": {a.runCmd(), a.createCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd(), a.snapshotCmd(), a.eventsCmd()},
+		"sandbox": {a.runCmd(), a.createCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd(), a.forkCmd(), a.snapshotCmd(), a.eventsCmd()},
 		"inside":  {a.execCmd(), a.shellCmd(), a.psCmd(), a.attachCmd(), a.killCmd(), a.logsCmd(), a.cpCmd()},
 		"manage":  {a.upCmd(), a.downCmd(), a.doctorCmd(), a.imageCmd(), a.nodeCmd(), a.tokenCmd(), a.benchCmd(), a.versionCmd()},
 	} {

@@ -58,7 +58,7 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 	need := demand(&req.Spec)
 	now := e.cfg.Now()
 	s = newSandbox(b, req.Image, need, v1.Sandbox{
-		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
+		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, ForkOf: req.ForkOf, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
 		Steps: map[string]float64{},
 	})
 	// The create outlives no caller: who went away would never learn of the sandbox.

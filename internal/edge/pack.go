@@ -34,7 +34,7 @@ func (e *Edge) snapshot(ctx context.Context, req *v1.EdgeSnapshot, progress func
 	if s == nil {
 		return v1.Image{}, e.absent(req.ID)
 	}
-	img, err := e.pack(ctx, s, req.LeaveOut, progress)
+	img, err := e.pack(ctx, s, packing{leaveOut: req.LeaveOut, progress: progress})
 	if err != nil {
 		x := *errs.Of(err)
 		x.Node, x.Sandbox = e.id, req.ID
@@ -43,7 +43,14 @@ func (e *Edge) snapshot(ctx context.Context, req *v1.EdgeSnapshot, progress func
 	return img, nil
 }
 
-func (e *Edge) pack(ctx context.Context, s *sandbox, leaveOut []string, progress func(v1.ImageProgress)) (v1.Image, error) {
+// packing is what is asked of one pack.
+type packing struct {
+	leaveOut  []string
+	temporary bool
+	progress  func(v1.ImageProgress)
+}
+
+func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error) {
 	ctx, done, err := s.beginPack(ctx)
 	if err != nil {
 		return v1.Image{}, err
@@ -62,12 +69,12 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, leaveOut []string, progress
 	if s.image == nil {
 		return v1.Image{}, errs.New(errs.NotSupported, "edge.pack", "the sandbox has no image")
 	}
-	tell := thin(progress)
+	tell := thin(p.progress)
 	return e.cfg.Images.Pack(ctx, Pack{
 		On: s.image, Config: configOf(s.image, &v.Spec),
-		About: v1.Snapshot{Source: v.ID, Parents: parentsOf(s.image), Labels: v.Spec.Labels},
+		About: v1.Snapshot{Source: v.ID, Parents: parentsOf(s.image), Labels: v.Spec.Labels, Temporary: p.temporary},
 		Write: func(data layer.Blob, meta io.Writer) (layer.Result, snapshot.Manifest, error) {
-			res, man, err := packer.Pack(ctx, backend.PackOptions{Data: data, Meta: meta, LeaveOut: leaveOut, Progress: func(bytes, entries int64) {
+			res, man, err := packer.Pack(ctx, backend.PackOptions{Data: data, Meta: meta, LeaveOut: p.leaveOut, Progress: func(bytes, entries int64) {
 				tell(v1.ImageProgress{Phase: "pack", Done: bytes, Entries: entries})
 			}})
 			if err == nil {

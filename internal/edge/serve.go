@@ -51,6 +51,7 @@ func (e *Edge) handlers() map[string]aether.Handler {
 		"sandbox.get":      control(aether.Unary(e.serveGet)),
 		"sandbox.renew":    control(aether.Unary(e.serveRenew)),
 		"sandbox.delete":   control(aether.Unary(e.serveDelete)),
+		"sandbox.fork":     control(e.serveFork),
 		"sandbox.snapshot": control(e.serveSnapshot),
 		"edge.watch":       control(e.serveWatch),
 		"edge.audit":       control(aether.Unary(e.serveAudit)),

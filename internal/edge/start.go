@@ -36,7 +36,7 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 	}
 	e := &Edge{
 		cfg: cfg, started: cfg.Now(), backends: map[v1.Backend]backend.Backend{}, stop: make(chan struct{}),
-		sandboxes: map[string]*sandbox{}, keys: map[string]string{},
+		sandboxes: map[string]*sandbox{}, keys: map[string]string{}, temps: map[string]int{},
 		admit: &admission{capacity: cfg.Capacity, largest: cfg.Largest, reserve: cfg.Reserve, free: cfg.FreeSpace, now: cfg.Now},
 		feed:  newFeed(feedSize, uint64(cfg.Now().UnixMicro())), // above every number of an earlier process
 	}
@@ -195,7 +195,7 @@ func (e *Edge) recover(ctx context.Context) error {
 			}
 		}
 	}
-	return nil
+	return e.dropTemporaries(ctx)
 }
 
 func (e *Edge) recoverOne(ctx context.Context, rec record) {

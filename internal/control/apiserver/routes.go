@@ -137,6 +137,14 @@ func (s *Server) snapshotRoutes() {
 		errors: append(append([]errs.Code{errs.NameInUse, errs.StateConflict, errs.SandboxNotRunning, errs.NotSupported, errs.NodeFull, errs.ImageNotFound}, ofMaking...), ofSandbox...),
 		line:   v1.ImageProgress{},
 	}, s.snapshotSandbox)
+	handleStream(s, op{
+		id: "fork-sandbox", method: http.MethodPost, path: "/v1/sandboxes/{id}/fork", tag: tag, right: v1.RightSandbox,
+		summary: "Fork a sandbox",
+		text: "Makes children on its node that begin with its files, limits, environment and labels; the source stands still for a moment and runs on. " +
+			"Processes are not copied. A line for each child, as it is ready or has failed, in no order. What could not be told to a client that went away is removed.",
+		errors: append([]errs.Code{errs.StateConflict, errs.SandboxNotRunning, errs.NotSupported, errs.NodeFull, errs.DiskFull, errs.RequestCanceled, errs.ShuttingDown}, ofSandbox...),
+		line:   v1.CreateResult{},
+	}, s.forkSandbox)
 	handle(s, op{
 		id: "list-snapshots", method: http.MethodGet, path: "/v1/snapshots", tag: tag, right: v1.RightRead, summary: "List snapshots",
 		text: "By name. `snapshot.parents` says what each was made on.",

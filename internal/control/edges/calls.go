@@ -131,6 +131,43 @@ func (p *Pool) Snapshot(ctx context.Context, node v1.Node, req *v1.EdgeSnapshot,
 	return p.makeImage(ctx, node, "sandbox.snapshot", req, progress)
 }
 
+// Fork makes children of a sandbox on its edge; each is told as it is made or has failed.
+func (p *Pool) Fork(ctx context.Context, node v1.Node, req *v1.EdgeFork, each func(v1.CreateResult) error) error {
+	raw, err := json.Marshal(req)
+	if err != nil {
+		return errs.Wrap(errs.InternalError, "sandbox.fork", "encode", err)
+	}
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return err
+	}
+	s, err := c.Open(ctx, "", "sandbox.fork", &msg.Document{Json: raw})
+	if err != nil {
+		return err
+	}
+	defer s.Cancel()
+	for {
+		f, err := s.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			return answer(ctx, node, s.Result(&msg.Empty{}))
+		}
+		if err != nil {
+			return answer(ctx, node, err)
+		}
+		var doc msg.Document
+		var r v1.CreateResult
+		if err := doc.ParseWire(f.Payload); err != nil {
+			return err
+		}
+		if err := json.Unmarshal(doc.Json, &r); err != nil {
+			return errs.New(errs.ProtocolError, "sandbox.fork", "the edge's answer does not parse").Because(err)
+		}
+		if err := each(r); err != nil {
+			return err
+		}
+	}
+}
+
 // makeImage calls a method that tells its progress and ends with an image.
 func (p *Pool) makeImage(ctx context.Context, node v1.Node, method string, req any, progress func(*msg.ImageProgress) error) (v1.Image, error) {
 	raw, err := json.Marshal(req)

@@ -100,7 +100,10 @@ type PackOptions struct {
 	Data     layer.Blob
 	Meta     io.Writer
 	LeaveOut []string // patterns, as of snapshot.Options
-	Progress func(bytes, entries int64)
+	// Since and Next are those of snapshot.Options: with Since the layer has what changed
+	// since that pack, and goes on top of its layer.
+	Since, Next *snapshot.Seen
+	Progress    func(bytes, entries int64)
 }
 
 // StepReport is told the name and duration of each finished step.

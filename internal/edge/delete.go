@@ -104,6 +104,7 @@ func (e *Edge) forget(s *sandbox) {
 	e.mu.Unlock()
 	s.unlimit()
 	e.giveBack(s)
+	e.forgetPack(s)
 	e.dropTemporary(s.image)
 	e.feed.removed(v.ID)
 	close(s.removed)

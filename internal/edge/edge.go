@@ -97,8 +97,9 @@ type Edge struct {
 
 	createsOK, createsFailed atomic.Int64
 
-	tempMu sync.Mutex     // no image of a fork is removed while one is taken into use
-	temps  map[string]int // forks under way, by their image's digest
+	packMemory memory
+	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
+	temps      map[string]int // forks under way, by their image's digest
 
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox

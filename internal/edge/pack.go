@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"maps"
 	"slices"
@@ -69,20 +70,36 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 	if s.image == nil {
 		return v1.Image{}, errs.New(errs.NotSupported, "edge.pack", "the sandbox has no image")
 	}
+	on, since := s.image, (*snapshot.Seen)(nil)
+	if s.last != nil && e.cfg.Images.Find(s.last.image.Digest) == nil {
+		on, since = &s.last.image, s.last.seen
+	}
 	tell := thin(p.progress)
-	return e.cfg.Images.Pack(ctx, Pack{
-		On: s.image, Config: configOf(s.image, &v.Spec),
-		About: v1.Snapshot{Source: v.ID, Parents: parentsOf(s.image), Labels: v.Spec.Labels, Temporary: p.temporary},
-		Write: func(data layer.Blob, meta io.Writer) (layer.Result, snapshot.Manifest, error) {
-			res, man, err := packer.Pack(ctx, backend.PackOptions{Data: data, Meta: meta, LeaveOut: p.leaveOut, Progress: func(bytes, entries int64) {
-				tell(v1.ImageProgress{Phase: "pack", Done: bytes, Entries: entries})
-			}})
-			if err == nil {
-				tell(v1.ImageProgress{Phase: "store"})
-			}
-			return res, man, err
-		},
-	})
+	for {
+		next := &snapshot.Seen{}
+		img, err := e.cfg.Images.Pack(ctx, Pack{
+			On: on, Config: configOf(s.image, &v.Spec),
+			About: v1.Snapshot{Source: v.ID, Parents: parentsOf(on), Labels: v.Spec.Labels, Temporary: p.temporary},
+			Write: func(data layer.Blob, meta io.Writer) (layer.Result, snapshot.Manifest, error) {
+				res, man, err := packer.Pack(ctx, backend.PackOptions{
+					Data: data, Meta: meta, LeaveOut: p.leaveOut, Since: since, Next: next,
+					Progress: func(bytes, entries int64) { tell(v1.ImageProgress{Phase: "pack", Done: bytes, Entries: entries}) },
+				})
+				if err == nil {
+					tell(v1.ImageProgress{Phase: "store"})
+				}
+				return res, man, err
+			},
+		})
+		if since != nil && (errors.Is(err, snapshot.ErrWhole) || errors.Is(err, errs.ImageNotFound)) { // or its image was removed meanwhile
+			on, since = s.image, nil
+			continue
+		}
+		if err == nil {
+			e.rememberPack(s, &lastPack{img, next})
+		}
+		return img, err
+	}
 }
 
 // parentsOf are the images that a snapshot of a sandbox of img is made on.

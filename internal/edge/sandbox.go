@@ -37,6 +37,7 @@ type sandbox struct {
 	life     context.Context // ends when its removal begins or it died
 	stop     context.CancelFunc
 	packs    chan struct{} // holds a token while the sandbox is packed
+	last     *lastPack     // its last pack, for whoever holds the token
 
 	mu       sync.Mutex
 	view     v1.Sandbox // replaced as a whole; what was given out never changes
@@ -49,6 +50,7 @@ type sandbox struct {
 	dial sync.Mutex // held by whoever connects to the guest
 }
 
+// newSandbox returns a sandbox that lives until stop.
 func newSandbox(b backend.Backend, img *v1.Image, need v1.Resources, view v1.Sandbox) *sandbox {
 	s := &sandbox{
 		backend: b, image: img, need: need, view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),

@@ -96,3 +96,35 @@ test -e /etc/passwd || echo removed; sha256sum -c app/sum; find /srv -name '*.ke
 	shared.Must(t, "rm", third)
 	shared.Must(t, "snapshot", "rm", second, name)
 }
+
+// A second snapshot of a sandbox is made on the first and has only what changed since; whatever
+// was removed is gone, and nothing that was left out comes in by it.
+func TestASecondSnapshotHasWhatChanged(t *testing.T) {
+	t.Parallel()
+	id := begin(t, bed.Image)
+	sh(t, id, "mkdir /d; head -c 20000000 /dev/urandom >/d/big; sha256sum /d/big >/d/sum; echo old >/d/old; echo s >/d/x.key; sleep 0.1")
+	name := func(s string) string { return strings.ToLower(t.Name()) + s }
+	snap(t, id, name("1"), "--leave-out", "*.key")
+	sh(t, id, "echo new >/d/new; rm /d/old; mv /d/new /d/newer; echo s >/d/y.key")
+	snap(t, id, name("2"), "--leave-out", "*.key")
+	one, two := bed.JSON[v1.Image](t, shared, "snapshot", "inspect", name("1"), "--json"), bed.JSON[v1.Image](t, shared, "snapshot", "inspect", name("2"), "--json")
+	if s := two.Snapshot; s.Parents[0] != one.Digest || s.Bytes > 1000 || len(two.Layers) != len(one.Layers)+1 {
+		t.Errorf("the first is %+v, the second %+v", one, two)
+	}
+	snap(t, id, name("3"), "--leave-out", "x.key") // other patterns: on its own
+	if s := bed.JSON[v1.Image](t, shared, "snapshot", "inspect", name("3"), "--json").Snapshot; s.Parents[0] == two.Digest || s.Bytes < 20000000 {
+		t.Errorf("with other patterns: %+v", s)
+	}
+	for n, want := range map[string]string{"1": "big old sum", "2": "big newer sum", "3": "big newer sum y.key"} {
+		if got := shared.Must(t, "run", "snap:"+name(n), "--", "sh", "-ec", "cd /d; echo *; sha256sum -c sum"); got != want+"\n/d/big: OK" {
+			t.Errorf("snapshot %s: %q, want %q", n, got, want)
+		}
+	}
+	// Without the first's image the next has all again.
+	shared.Must(t, "snapshot", "rm", name("3"))
+	snap(t, id, name("4"))
+	if s := bed.JSON[v1.Image](t, shared, "snapshot", "inspect", name("4"), "--json").Snapshot; s.Bytes < 20000000 {
+		t.Errorf("after the removal of the last: %+v", s)
+	}
+	shared.Must(t, "snapshot", "rm", name("4"), name("2"), name("1"))
+}

@@ -55,6 +55,8 @@ type Layer struct {
 	MetaBytes  int64  `json:"meta_bytes"`
 	DataDigest string `json:"data_digest,omitempty" doc:"Empty: no file of the layer has contents outside the metadata."`
 	DataBytes  int64  `json:"data_bytes"`
+	MetaObject string `json:"meta_object,omitempty" doc:"Where the metadata is in the object store."`
+	MapObject  string `json:"map_object,omitempty" doc:"Where the object store has the map of the data's chunks."`
 }
 
 // ImageConfig is what an image says about running it.

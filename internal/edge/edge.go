@@ -42,8 +42,8 @@ type Images interface {
 	// Delete removes an image by digest.
 	Delete(ctx context.Context, digest string) error
 	List(ctx context.Context) ([]v1.Image, error)
-	// Find fails if the image cannot be run here: errs.ImageNotFound, ImageCorrupt.
-	Find(digest string) error
+	// Ready fails if the image cannot be run here: errs.ImageNotFound.
+	Ready(img *v1.Image) error
 }
 
 // Config of an Edge.

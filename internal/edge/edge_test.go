@@ -50,7 +50,7 @@ func (noImages) Import(context.Context, io.Reader, string, func(v1.ImageProgress
 }
 func (noImages) Delete(context.Context, string) error     { return nil }
 func (noImages) List(context.Context) ([]v1.Image, error) { return nil, nil }
-func (noImages) Find(string) error                        { return nil }
+func (noImages) Ready(*v1.Image) error                    { return nil }
 
 // bed is a node that edges come and go on.
 type bed struct {

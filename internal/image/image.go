@@ -9,7 +9,7 @@ const (
 
 // Image describes a stored image. Names are not part of it: the catalogue has them.
 type Image struct {
-	Digest        string   `json:"digest"` // "sha256:…" over everything but itself and the time
+	Digest        string   `json:"digest"` // "sha256:…" over what the image is: not the time, nor where it is
 	CreatedUnixMS int64    `json:"created_unix_ms"`
 	SizeBytes     int64    `json:"size_bytes"` // on disk, all layers
 	Files         int64    `json:"files"`      // entries, all layers
@@ -26,6 +26,9 @@ type Layer struct {
 	MetaSize   int64  `json:"meta_size"`
 	DataDigest string `json:"data_digest,omitempty"`
 	DataSize   int64  `json:"data_size,omitempty"`
+	// Where the layer is in the object store (package chunk); not part of what it is.
+	MetaObject string `json:"meta_object,omitempty"`
+	MapObject  string `json:"map_object,omitempty"`
 }
 
 // Config is what an image says about running programs in it.

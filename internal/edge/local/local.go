@@ -6,6 +6,7 @@ package local
 import (
 	"context"
 	"io"
+	"slices"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -65,10 +66,15 @@ func (i *Images) List(context.Context) ([]v1.Image, error) {
 	return out, nil
 }
 
-// Find implements edge.Images.
-func (i *Images) Find(digest string) error {
-	_, err := i.store.Get(digest)
-	return err
+// Ready implements edge.Images: nothing of the image needs to be here, if it is known where
+// its layers are.
+func (i *Images) Ready(img *v1.Image) error {
+	for _, l := range layers(img) {
+		if err := store.Stored(l); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Acquire implements container.Layers: the image's layers, highest first.
@@ -79,9 +85,8 @@ func (i *Images) Acquire(ctx context.Context, img *v1.Image) (mounts []int, rele
 			r()
 		}
 	}
-	for n := len(img.Layers) - 1; n >= 0; n-- {
-		l := img.Layers[n]
-		fd, r, err := i.mounts.Acquire(ctx, image.Layer{Kind: l.Kind, MetaDigest: l.MetaDigest, MetaSize: l.MetaBytes, DataDigest: l.DataDigest, DataSize: l.DataBytes})
+	for _, l := range slices.Backward(layers(img)) {
+		fd, r, err := i.mounts.Acquire(ctx, l)
 		if err != nil {
 			release()
 			return nil, nil, err
@@ -89,7 +94,28 @@ func (i *Images) Acquire(ctx context.Context, img *v1.Image) (mounts []int, rele
 		mounts = append(mounts, fd)
 		releases = append(releases, r)
 	}
+	if len(img.Parts) == 0 {
+		i.store.Used(image.Image{
+			Digest: img.Digest, CreatedUnixMS: img.CreatedAt.UnixMilli(), SizeBytes: img.Bytes, Files: img.Files, Layers: layers(img),
+			Config: image.Config{
+				Env: img.Config.Env, Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd, User: img.Config.User,
+				WorkDir: img.Config.WorkDir, Volumes: img.Config.Volumes, Labels: img.Config.Labels,
+			},
+		})
+	}
 	return mounts, release, nil
+}
+
+// layers of an image of the API, lowest first.
+func layers(img *v1.Image) []image.Layer {
+	out := make([]image.Layer, len(img.Layers))
+	for i, l := range img.Layers {
+		out[i] = image.Layer{
+			Kind: l.Kind, MetaDigest: l.MetaDigest, MetaSize: l.MetaBytes, DataDigest: l.DataDigest, DataSize: l.DataBytes,
+			MetaObject: l.MetaObject, MapObject: l.MapObject,
+		}
+	}
+	return out
 }
 
 func wire(img image.Image) v1.Image {
@@ -101,7 +127,10 @@ func wire(img image.Image) v1.Image {
 		},
 	}
 	for _, l := range img.Layers {
-		out.Layers = append(out.Layers, v1.Layer{Kind: l.Kind, MetaDigest: l.MetaDigest, MetaBytes: l.MetaSize, DataDigest: l.DataDigest, DataBytes: l.DataSize})
+		out.Layers = append(out.Layers, v1.Layer{
+			Kind: l.Kind, MetaDigest: l.MetaDigest, MetaBytes: l.MetaSize, DataDigest: l.DataDigest, DataBytes: l.DataSize,
+			MetaObject: l.MetaObject, MapObject: l.MapObject,
+		})
 	}
 	return out
 }

@@ -84,6 +84,8 @@ type Layer struct {
 	Parent     string   `json:"parent,omitempty" doc:"Of a snapshot's layer: digest over the layers that it was made on."`
 	View       string   `json:"view,omitempty" doc:"And with it."`
 	Replaces   []string `json:"replaces,omitempty" doc:"Layers that were merged into it, lowest first: digests of metadata and data."`
+	MetaObject string   `json:"meta_object,omitempty" doc:"Where the metadata is in the object store."`
+	MapObject  string   `json:"map_object,omitempty" doc:"Where the object store has the map of the data's chunks."`
 }
 
 // ImageConfig is what an image says about running it.

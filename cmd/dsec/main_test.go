@@ -599,7 +599,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("help of %s differs from %s (%v); 'go test -update' accepts it:\n%s", cmd.CommandPath(), golden, err, out.String())
 		}
 		for _, c := range cmd.Commands() {
-			if c.Name() != "help" && c.Name() != "completion" {
+			if c.Name() != "help" && !c.Hidden && c.Name() != "completion" {
 				walk(c)
 			}
 		}

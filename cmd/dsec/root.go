@@ -81,6 +81,7 @@ there is no such command, 128+n after signal n.`,
 			root.AddCommand(c)
 		}
 	}
+	root.AddCommand(a.keeperCmd())
 	strictArgs(root)
 	return root
 }

@@ -33,10 +33,8 @@ func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, er
 		return v1.Sandbox{}, errs.New(errs.UnknownBackend, "edge.create", "this node has no usable backend "+string(req.Spec.Backend)).With("backend", string(req.Spec.Backend))
 	}
 	if req.Image != nil {
-		for _, d := range req.Image.Digests() {
-			if err := e.cfg.Images.Find(d); err != nil {
-				return v1.Sandbox{}, err
-			}
+		if err := e.cfg.Images.Ready(req.Image); err != nil {
+			return v1.Sandbox{}, err
 		}
 	}
 

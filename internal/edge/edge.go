@@ -42,9 +42,11 @@ type Images interface {
 	// Delete removes an image by digest.
 	Delete(ctx context.Context, digest string) error
 	List(ctx context.Context) ([]v1.Image, error)
-	// Find fails if the image cannot be run here: errs.ImageNotFound, ImageCorrupt (a
+	// Ready fails if the image cannot be run here: errs.ImageNotFound, ImageCorrupt (a
 	// snapshot's layers are not on what they were made on).
-	Find(digest string) error
+	Ready(img *v1.Image) error
+	// Has tells whether the image was made or used here, and not removed since.
+	Has(digest string) bool
 	// Pack stores a snapshot: the layers of what it is made on and one more. Too long a
 	// chain of layers is flattened. On error nothing is left.
 	Pack(ctx context.Context, p Pack) (v1.Image, error)

@@ -50,7 +50,8 @@ func (noImages) Import(context.Context, io.Reader, string, func(v1.ImageProgress
 }
 func (noImages) Delete(context.Context, string) error     { return nil }
 func (noImages) List(context.Context) ([]v1.Image, error) { return nil, nil }
-func (noImages) Find(string) error                        { return nil }
+func (noImages) Ready(*v1.Image) error                    { return nil }
+func (noImages) Has(string) bool                          { return false }
 func (noImages) Pack(context.Context, Pack) (v1.Image, error) {
 	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
 }

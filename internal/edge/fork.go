@@ -65,7 +65,7 @@ func (e *Edge) packTemporary(ctx context.Context, s *sandbox, leaveOut []string)
 			return img, nil, err
 		}
 		e.tempMu.Lock()
-		if err = e.cfg.Images.Find(img.Digest); err == nil {
+		if e.cfg.Images.Has(img.Digest) {
 			e.temps[img.Digest]++
 			e.tempMu.Unlock()
 			return img, func() {
@@ -78,11 +78,8 @@ func (e *Edge) packTemporary(ctx context.Context, s *sandbox, leaveOut []string)
 			}, nil
 		}
 		e.tempMu.Unlock()
-		if !errors.Is(err, errs.ImageNotFound) {
-			break
-		}
 	}
-	return img, nil, err
+	return img, nil, errs.New(errs.StateConflict, "edge.fork", "the sandbox's last fork was removed meanwhile, again and again")
 }
 
 // dropTemporary removes a fork's image if nothing uses it any more.

@@ -71,8 +71,9 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 		return v1.Image{}, errs.New(errs.NotSupported, "edge.pack", "the sandbox has no image")
 	}
 	on, since := s.image, (*snapshot.Seen)(nil)
-	if s.last != nil && e.cfg.Images.Find(s.last.image.Digest) == nil {
+	if s.last != nil && e.packOn(s, s.last.image.Digest) {
 		on, since = &s.last.image, s.last.seen
+		defer e.packOn(s, "")
 	}
 	tell := thin(p.progress)
 	for {
@@ -91,7 +92,7 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 				return res, man, err
 			},
 		})
-		if since != nil && (errors.Is(err, snapshot.ErrWhole) || errors.Is(err, errs.ImageNotFound)) { // or its image was removed meanwhile
+		if since != nil && errors.Is(err, snapshot.ErrWhole) {
 			on, since = s.image, nil
 			continue
 		}
@@ -100,6 +101,15 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 		}
 		return img, err
 	}
+}
+
+// packOn notes that a pack is made on an image, which is then not removed, unless it is gone
+// already. An empty digest ends that.
+func (e *Edge) packOn(s *sandbox, digest string) bool {
+	e.mu.Lock()
+	s.packedOn = digest
+	e.mu.Unlock()
+	return e.cfg.Images.Has(digest)
 }
 
 // parentsOf are the images that a snapshot of a sandbox of img is made on.

@@ -34,6 +34,7 @@ type sandbox struct {
 	cancel   context.CancelFunc
 	created  chan struct{}   // closed when its create has ended, well or not
 	removed  chan struct{}   // closed when nothing of it is left
+	packedOn string          // digest of the image that a pack is being made on, with the edge's mu
 	life     context.Context // ends when its removal begins or it died
 	stop     context.CancelFunc
 	packs    chan struct{} // holds a token while the sandbox is packed

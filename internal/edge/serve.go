@@ -313,7 +313,7 @@ func (e *Edge) usersOf(digest string) (ids []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for id, s := range e.sandboxes {
-		if s.image != nil && (slices.Contains(s.image.Digests(), digest) || slices.Contains(parentsOf(s.image), digest)) {
+		if s.packedOn == digest || s.image != nil && (slices.Contains(s.image.Digests(), digest) || slices.Contains(parentsOf(s.image), digest)) {
 			ids = append(ids, id)
 		}
 	}

@@ -10,7 +10,7 @@ const (
 
 // Image describes a stored image. Names are not part of it: the catalogue has them.
 type Image struct {
-	Digest        string   `json:"digest"` // "sha256:…" over everything but itself and the time
+	Digest        string   `json:"digest"` // "sha256:…" over what the image is: not the time, nor where it is
 	CreatedUnixMS int64    `json:"created_unix_ms"`
 	SizeBytes     int64    `json:"size_bytes"` // on disk, all layers
 	Files         int64    `json:"files"`      // entries, all layers
@@ -45,9 +45,12 @@ type Layer struct {
 
 	// Of a layer that a snapshot made: the views (package snapshot) of the layers that it was
 	// made on, and with it; and the layers that it was merged from, if it was.
-	Parent   string   `json:"parent,omitempty"`
-	View     string   `json:"view,omitempty"`
-	Replaces []string `json:"replaces,omitempty"` // "META DATA", lowest first
+	Parent   string `json:"parent,omitempty"`
+	View     string `json:"view,omitempty"`
+	Replaces string `json:"replaces,omitempty"` // "META DATA,META DATA", lowest first
+	// Where the layer is in the object store (package chunk); not part of what it is.
+	MetaObject string `json:"meta_object,omitempty"`
+	MapObject  string `json:"map_object,omitempty"`
 }
 
 // Config is what an image says about running programs in it.

@@ -35,7 +35,9 @@ import (
 	"dsec/internal/doctor"
 	"dsec/internal/edge"
 	"dsec/internal/edge/local"
+	"dsec/internal/image/object"
 	imagestore "dsec/internal/image/store"
+	"dsec/internal/keeper"
 	"dsec/internal/slack"
 )
 
@@ -53,6 +55,9 @@ type Options struct {
 	MemoryOvercommit float64
 	ReserveMemory    int64 // bytes that must be free for another sandbox to be admitted
 	ReserveDisk      int64
+
+	Objects    Objects // where images are kept
+	ImageCache int64   // bytes of image data that this node keeps of them; 0: no limit
 }
 
 // Defaults of Options: limits are not reservations, agents wait most of the time, and
@@ -85,6 +90,8 @@ type node struct {
 	lock       *os.File
 	fresh      *fresh // nil: a node has used the data directory before
 	control    *control.Control
+	objects    object.Store
+	keepers    *keeper.Client
 	images     *imagestore.Store
 	layers     *local.Images
 	containers *container.Backend
@@ -106,7 +113,7 @@ func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error
 	}()
 	token, err := n.start(ctx)
 	if err != nil && n.fresh != nil && n.layers == nil { // nothing is mounted below it yet
-		err = errors.Join(err, n.fresh.restore())
+		err = errors.Join(err, n.endKeepers(ctx), n.fresh.restore())
 	}
 	if err != nil {
 		return err
@@ -214,8 +221,8 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("start the control plane: %w", err)
 	}
-	if n.images, err = imagestore.Open(n.path("images"), imagestore.Options{}); err != nil {
-		return "", fmt.Errorf("open the image store: %w", err)
+	if err := n.openImages(ctx); err != nil {
+		return "", err
 	}
 	n.layers = local.New(n.images)
 	backends, err := n.backends(ctx)
@@ -341,6 +348,9 @@ func (n *node) stop(ctx context.Context) error {
 	}
 	if n.images != nil {
 		all = append(all, n.images.Close())
+	}
+	if n.keepers != nil {
+		all = append(all, n.keepers.Close())
 	}
 	if n.lock != nil {
 		all = append(all, remove(n.path("run.json")), n.lock.Close())

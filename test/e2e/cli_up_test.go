@@ -241,8 +241,8 @@ func TestAuditTellsWhoseThingsAre(t *testing.T) {
 		t.Fatal(err)
 	}
 	idle := audit(b.Data)
-	if own := idle.Owners["server"]; own["cgroup"] == 0 || own["process"] != 0 || len(idle.Owners["sandboxes"]) != 0 || len(idle.Leaks) != 0 {
-		t.Errorf("an idle server: %+v", idle)
+	if own := idle.Owners["server"]; own["cgroup"] == 0 || own["process"] != 2 || len(idle.Owners["sandboxes"]) != 0 || len(idle.Leaks) != 0 {
+		t.Errorf("an idle server, which has two keepers: %+v", idle)
 	}
 	if idle.Owners["others"]["cgroup"] == 0 { // the one that the other tests share
 		t.Errorf("no other node was seen: %+v", idle)
@@ -263,7 +263,7 @@ func TestAuditTellsWhoseThingsAre(t *testing.T) {
 		t.Errorf("after the removal: %+v, before: %+v", now, idle)
 	}
 	text := b.CLI(t, "doctor", "--audit", "--data", b.Data).Stdout
-	if !strings.HasPrefix(text, "KIND ") || !regexp.MustCompile(`(?m)^process +0 +0 `).MatchString(text) || !strings.Contains(text, "OTHERS") {
+	if !strings.HasPrefix(text, "KIND ") || !regexp.MustCompile(`(?m)^process +2 +0 `).MatchString(text) || !strings.Contains(text, "OTHERS") {
 		t.Errorf("%s", text)
 	}
 	// A directory of a sandbox that the server removed long ago.

@@ -19,7 +19,7 @@ func stored(t *testing.T, source string) (n int) {
 		t.Fatal(err)
 	}
 	for _, f := range found {
-		if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), `"source": "`+source+`"`) { // else it went meanwhile
+		if b, err := os.ReadFile(f); err == nil && strings.Contains(strings.ReplaceAll(string(b), `: "`, `:"`), `"source":"`+source+`"`) { // else it went meanwhile
 			n++
 		}
 	}

@@ -6,6 +6,7 @@ package local
 import (
 	"context"
 	"io"
+	"slices"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -64,13 +65,25 @@ func (i *Images) List(context.Context) ([]v1.Image, error) {
 	return out, nil
 }
 
-// Find implements edge.Images.
-func (i *Images) Find(digest string) error {
-	img, err := i.store.Get(digest)
-	if err != nil || img.Snapshot == nil {
-		return err
+// Ready implements edge.Images: nothing of the image needs to be here, if it is known where
+// its layers are.
+func (i *Images) Ready(img *v1.Image) error {
+	list := layers(img)
+	for _, l := range list {
+		if err := store.Stored(l); err != nil {
+			return err
+		}
 	}
-	return chainOf(img.Layers).Check()
+	if img.Snapshot == nil || len(img.Parts) > 0 {
+		return nil
+	}
+	return chainOf(list).Check()
+}
+
+// Has implements edge.Images.
+func (i *Images) Has(digest string) bool {
+	_, err := i.store.Get(digest)
+	return err == nil
 }
 
 // Acquire implements container.Layers: the image's layers, highest first.
@@ -81,15 +94,17 @@ func (i *Images) Acquire(ctx context.Context, img *v1.Image) (mounts []int, rele
 			r()
 		}
 	}
-	for n := len(img.Layers) - 1; n >= 0; n-- {
-		l := img.Layers[n]
-		fd, r, err := i.mounts.Acquire(ctx, stored(l))
+	for _, l := range slices.Backward(layers(img)) {
+		fd, r, err := i.mounts.Acquire(ctx, l)
 		if err != nil {
 			release()
 			return nil, nil, err
 		}
 		mounts = append(mounts, fd)
 		releases = append(releases, r)
+	}
+	if len(img.Parts) == 0 {
+		i.store.Used(unwire(img))
 	}
 	return mounts, release, nil
 }

@@ -24,14 +24,13 @@ const (
 
 // Pack implements edge.Images.
 func (i *Images) Pack(ctx context.Context, p edge.Pack) (v1.Image, error) {
-	layers := make([]image.Layer, len(p.On.Layers))
-	for n, l := range p.On.Layers {
-		layers[n] = stored(l)
-		if len(p.On.Parts) > 0 { // each was checked by itself; together they are on what they are on now
-			layers[n].Parent, layers[n].View, layers[n].Replaces = "", "", nil
+	list := layers(p.On)
+	if len(p.On.Parts) > 0 { // each was checked by itself; together they are on what they are on now
+		for n := range list {
+			list[n].Parent, list[n].View, list[n].Replaces = "", "", ""
 		}
 	}
-	chain := chainOf(layers)
+	chain := chainOf(list)
 	if err := chain.Check(); err != nil {
 		return v1.Image{}, err
 	}
@@ -122,7 +121,7 @@ func chainOf(layers []image.Layer) (c snapshot.Chain) {
 			continue
 		}
 		link := snapshot.Link{Layer: l, Parent: snapshot.View(l.Parent), View: snapshot.View(l.View)}
-		for _, r := range l.Replaces {
+		for _, r := range fields(l.Replaces) {
 			meta, data, _ := strings.Cut(r, " ")
 			link.Replaces = append(link.Replaces, image.Layer{MetaDigest: meta, DataDigest: data})
 		}
@@ -139,10 +138,11 @@ func recorded(c snapshot.Chain) []image.Layer {
 		if l.Kind != image.KindDiff {
 			continue
 		}
-		l.Parent, l.View, l.Replaces = string(link.Parent), string(link.View), nil
+		var replaces []string
 		for _, r := range link.Replaces {
-			l.Replaces = append(l.Replaces, strings.TrimSpace(r.MetaDigest+" "+r.DataDigest))
+			replaces = append(replaces, strings.TrimSpace(r.MetaDigest+" "+r.DataDigest))
 		}
+		l.Parent, l.View, l.Replaces = string(link.Parent), string(link.View), strings.Join(replaces, ",")
 	}
 	return out
 }

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"strings"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -16,7 +17,7 @@ func wire(img image.Image) v1.Image {
 	for _, l := range img.Layers {
 		out.Layers = append(out.Layers, v1.Layer{
 			Kind: l.Kind, MetaDigest: l.MetaDigest, MetaBytes: l.MetaSize, DataDigest: l.DataDigest, DataBytes: l.DataSize,
-			Parent: l.Parent, View: l.View, Replaces: l.Replaces,
+			Parent: l.Parent, View: l.View, Replaces: fields(l.Replaces), MetaObject: l.MetaObject, MapObject: l.MapObject,
 		})
 	}
 	if img.Snapshot != nil {
@@ -26,10 +27,35 @@ func wire(img image.Image) v1.Image {
 	return out
 }
 
-// stored is a layer as the store has it.
-func stored(l v1.Layer) image.Layer {
-	return image.Layer{
-		Kind: l.Kind, MetaDigest: l.MetaDigest, MetaSize: l.MetaBytes, DataDigest: l.DataDigest, DataSize: l.DataBytes,
-		Parent: l.Parent, View: l.View, Replaces: l.Replaces,
+// fields of a list, which is empty if the text is.
+func fields(list string) []string {
+	if list == "" {
+		return nil
 	}
+	return strings.Split(list, ",")
+}
+
+// unwire is the image that wire made img of.
+func unwire(img *v1.Image) image.Image {
+	out := image.Image{
+		Digest: img.Digest, CreatedUnixMS: img.CreatedAt.UnixMilli(), SizeBytes: img.Bytes, Files: img.Files, Layers: layers(img),
+		Config: image.Config(img.Config),
+	}
+	if img.Snapshot != nil {
+		s := image.Snapshot(*img.Snapshot)
+		out.Snapshot = &s
+	}
+	return out
+}
+
+// layers of an image of the API, lowest first.
+func layers(img *v1.Image) []image.Layer {
+	out := make([]image.Layer, len(img.Layers))
+	for i, l := range img.Layers {
+		out[i] = image.Layer{
+			Kind: l.Kind, MetaDigest: l.MetaDigest, MetaSize: l.MetaBytes, DataDigest: l.DataDigest, DataSize: l.DataBytes,
+			Parent: l.Parent, View: l.View, Replaces: strings.Join(l.Replaces, ","), MetaObject: l.MetaObject, MapObject: l.MapObject,
+		}
+	}
+	return out
 }

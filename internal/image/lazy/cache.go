@@ -26,8 +26,8 @@ type Filler interface {
 	Bounds() []int64
 	// Hole says that chunk i is all zeros; holes are never fetched.
 	Hole(i int) bool
-	// Fetch fetches the chunks [i, j) and hands their verified bytes to put, in
-	// order and without the holes among them; it returns nil only when all was put.
+	// Fetch fetches the chunks [i, j) and hands their verified bytes to put, each
+	// chunk's in order and without the holes; it returns nil only when all was put.
 	// put is not for concurrent use, copies what it is given, and its error ends
 	// the fetch. Errors that are not retryable (package errs) go to the readers at
 	// once, others are tried again until the deadline. What was put whole chunks of
@@ -380,20 +380,11 @@ func (c *Cache) Blob(ctx context.Context, digest string, size int64, f Filler) (
 		return nil, err
 	}
 	for {
-		c.mu.Lock()
-		if c.closed {
-			c.mu.Unlock()
-			return nil, errs.New(errs.ShuttingDown, phase, "the cache is closed")
+		h, err := c.handle(digest)
+		if err != nil {
+			return nil, err
 		}
-		b := c.blobs[digest]
-		if b == nil {
-			b = newBlob(c, digest)
-			c.blobs[digest] = b
-		}
-		b.refs++
-		c.mu.Unlock()
-		h := &Blob{b: b}
-		again, err := b.ready(ctx, t, f)
+		again, err := h.b.ready(ctx, t, f)
 		if err == nil && !again {
 			return h, nil
 		}
@@ -402,6 +393,22 @@ func (c *Cache) Blob(ctx context.Context, digest string, size int64, f Filler) (
 			return nil, err
 		}
 	}
+}
+
+// handle counts one more that has the blob, of which nothing may be there yet.
+func (c *Cache) handle(digest string) (*Blob, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, errs.New(errs.ShuttingDown, phase, "the cache is closed")
+	}
+	b := c.blobs[digest]
+	if b == nil {
+		b = newBlob(c, digest)
+		c.blobs[digest] = b
+	}
+	b.refs++
+	return &Blob{b: b}, nil
 }
 
 // ready sets the blob up and guards it.
@@ -450,7 +457,7 @@ func (b *blob) create(t *table) error {
 	err = f.Truncate(t.size()) // what it may hold from earlier is punched out before it is guarded
 	var st *state
 	if err == nil {
-		st, err = createState(b.dir, b.c.opts.BootID, t)
+		st, err = createState(b.dir, b.c.opts.BootID, t, newBitmap(t.n()))
 	}
 	if err != nil {
 		f.Close()

@@ -2,34 +2,26 @@ package store
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
-	"dsec/api/v1/errs"
 	"dsec/internal/image"
 	"dsec/internal/image/layer"
 	"dsec/internal/image/source"
-
-	"golang.org/x/sys/unix"
 )
 
 // Phases of an import, as its progress tells them.
 const (
 	PhaseRead   = "read"   // the source, into the data blob
 	PhaseEncode = "encode" // the metadata blob
-	PhaseSync   = "sync"   // to disk
+	PhaseStore  = "store"  // both, into the object store
 	PhaseDone   = "done"
 )
 
-// Progress of an import. Done counts bytes of file contents; Total is 0 where
-// the source does not say.
+// Progress of an import. Done counts bytes of file contents, in PhaseStore of the data
+// blob; Total is 0 where the source does not say.
 type Progress struct {
 	Phase   string
 	Done    int64
@@ -46,15 +38,14 @@ type ImportOptions struct {
 	Config *image.Config
 	// Total is how many bytes the source holds, if known, for progress.
 	Total int64
-	// Progress is called every few MiB or some hundred entries, from the
-	// importing goroutine.
+	// Progress is called every few MiB or some hundred entries, from one goroutine at
+	// a time.
 	Progress func(Progress)
 }
 
 const (
 	progressBytes   = 4 << 20
 	progressEntries = 512
-	flushBytes      = 8 << 20 // how much is written before the disk is told to start
 )
 
 // ImportPath imports the directory or file at path. Importing the same content
@@ -78,7 +69,7 @@ func (s *Store) ImportStream(ctx context.Context, r io.Reader, opts ImportOption
 // Importing the same content again returns the same image. On error nothing is left.
 func (s *Store) Import(ctx context.Context, opts ImportOptions, read func(*layer.Builder, source.Options) (source.Result, error)) (image.Image, error) {
 	var img image.Image
-	spool, err := os.MkdirTemp(s.tmpDir(), "spool-")
+	spool, err := os.MkdirTemp(s.path("tmp"), "spool-")
 	if err != nil {
 		return img, layer.DiskError("make spool directory", err)
 	}
@@ -89,7 +80,7 @@ func (s *Store) Import(ctx context.Context, opts ImportOptions, read func(*layer
 	if opts.Kind == "" {
 		opts.Kind = image.KindBase
 	}
-	l, err := s.AddLayer(ctx, opts.Kind, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
+	l, err := s.addLayer(ctx, opts.Kind, tell.stored, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
 		b := layer.NewBuilder(data, opts.Layer)
 		tell.phase(PhaseRead)
 		got, err := read(b, opts.Source)
@@ -106,7 +97,7 @@ func (s *Store) Import(ctx context.Context, opts ImportOptions, read func(*layer
 			img.Notes = append(img.Notes, fmt.Sprintf("left out %d × %s", n, kind))
 		}
 		slices.Sort(img.Notes)
-		tell.phase(PhaseSync)
+		tell.store(res.DataSize)
 		return res, nil
 	})
 	if err != nil {
@@ -124,192 +115,6 @@ func (s *Store) Import(ctx context.Context, opts ImportOptions, read func(*layer
 	return img, nil
 }
 
-// AddLayer stores the layer that write makes: its data blob and its metadata blob, and
-// what they are. The layer is kept though no image has it, until [Store.Release], which
-// the caller calls once in any case, after [Store.AddImage] or when there is to be no image.
-// On error nothing is left and there is nothing to release.
-func (s *Store) AddLayer(ctx context.Context, kind string, write func(data layer.Blob, meta io.Writer) (layer.Result, error)) (image.Layer, error) {
-	var l image.Layer
-	tmp, err := os.MkdirTemp(s.tmpDir(), "import-")
-	if err != nil {
-		return l, layer.DiskError("make import directory", err)
-	}
-	defer os.RemoveAll(tmp)
-	meta, err := os.Create(filepath.Join(tmp, "meta"))
-	if err != nil {
-		return l, layer.DiskError("make metadata blob", err)
-	}
-	defer meta.Close()
-	data, err := os.Create(filepath.Join(tmp, "data"))
-	if err != nil {
-		return l, layer.DiskError("make data blob", err)
-	}
-	defer data.Close()
-	res, err := write(&flushingFile{File: data}, meta)
-	if err != nil {
-		return l, err
-	}
-	if err := ctx.Err(); err != nil {
-		return l, errs.Wrap(errs.RequestCanceled, phase, "store layer", err)
-	}
-	for _, f := range []*os.File{data, meta} {
-		if err := f.Sync(); err != nil {
-			return l, layer.DiskError("sync blobs", err)
-		}
-	}
-	l = image.Layer{Kind: kind, MetaDigest: res.MetaDigest, MetaSize: res.MetaSize, DataDigest: res.DataDigest, DataSize: res.DataSize}
-	if err := s.place(ctx, l, tmp); err != nil {
-		return image.Layer{}, err
-	}
-	return l, nil
-}
-
-// place moves the synced blobs of tmp to their places and pins them.
-func (s *Store) place(ctx context.Context, l image.Layer, tmp string) error {
-	// Importing again is how damage is mended, so what is there is not taken at its name.
-	// Not under the lock: blobs are large.
-	damaged := map[string]bool{}
-	for digest, size := range map[string]int64{l.DataDigest: l.DataSize, l.MetaDigest: l.MetaSize} {
-		if digest == "" {
-			continue
-		}
-		err := s.verifyBlob(ctx, digest, size, func(int) {})
-		if err != nil && !errors.Is(err, errs.ImageCorrupt) {
-			return err
-		}
-		damaged[digest] = err != nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var placed []string
-	undo := func(err error) error {
-		for _, p := range placed {
-			os.Remove(p)
-		}
-		return err
-	}
-	for _, bl := range []struct{ from, digest string }{{"data", l.DataDigest}, {"meta", l.MetaDigest}} {
-		if bl.digest == "" {
-			continue
-		}
-		err := os.Link(filepath.Join(tmp, bl.from), s.blob(bl.digest))
-		if errors.Is(err, fs.ErrExist) {
-			if !damaged[bl.digest] { // it is the same, and may be mounted
-				continue
-			}
-			// Mounts of the old one go on with it; new ones must not share them.
-			if err := os.Rename(filepath.Join(tmp, bl.from), s.blob(bl.digest)); err != nil {
-				return undo(layer.DiskError("replace damaged blob", err))
-			}
-			s.replaced[bl.digest]++
-			continue
-		}
-		if err != nil {
-			return undo(layer.DiskError("place blob", err))
-		}
-		placed = append(placed, s.blob(bl.digest))
-	}
-	if err := syncDir(s.blobDir()); err != nil {
-		return undo(err)
-	}
-	s.pinned[l.MetaDigest]++
-	s.pinned[l.DataDigest]++
-	return nil
-}
-
-// Release ends what [Store.AddLayer] began: the layer goes if no image has it.
-func (s *Store) Release(l image.Layer) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, d := range []string{l.MetaDigest, l.DataDigest} {
-		if s.pinned[d]--; s.pinned[d] <= 0 {
-			delete(s.pinned, d)
-		}
-	}
-	// What cannot be removed now is removed by the next Open.
-	_ = s.drop(l, s.used(""))
-}
-
-// AddImage records an image of layers that AddLayer made or other images have, and
-// returns it with its digest, size and time. One that is there already is returned as it
-// is. Errors: image_not_found (a layer is not here), disk_full.
-func (s *Store) AddImage(ctx context.Context, img image.Image) (image.Image, error) {
-	if err := ctx.Err(); err != nil {
-		return image.Image{}, errs.Wrap(errs.RequestCanceled, phase, "record image", err)
-	}
-	img.SizeBytes = 0
-	for _, l := range img.Layers {
-		img.SizeBytes += l.MetaSize + l.DataSize
-	}
-	img.Digest = digestOf(img)
-	if img.CreatedUnixMS == 0 {
-		img.CreatedUnixMS = s.now().UnixMilli()
-	}
-	p, err := json.MarshalIndent(img, "", "  ")
-	if err != nil {
-		return image.Image{}, errs.Wrap(errs.InternalError, phase, "encode description", err)
-	}
-	hexDigest := strings.TrimPrefix(img.Digest, digestPfx)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if old, ok := s.images[img.Digest]; ok {
-		return old, nil
-	}
-	used := s.used("")
-	for _, l := range img.Layers {
-		if !used[l.MetaDigest] || l.DataDigest != "" && !used[l.DataDigest] {
-			return image.Image{}, errs.New(errs.ImageNotFound, phase, "no layer "+l.MetaDigest+" on this node")
-		}
-	}
-	tmp, err := os.MkdirTemp(s.tmpDir(), "image-")
-	if err != nil {
-		return image.Image{}, layer.DiskError("make description", err)
-	}
-	defer os.RemoveAll(tmp)
-	desc := filepath.Join(tmp, "description")
-	if err := writeSynced(desc, append(p, '\n')); err != nil {
-		return image.Image{}, err
-	}
-	if err := os.Rename(desc, s.description(hexDigest)); err != nil {
-		return image.Image{}, layer.DiskError("place description", err)
-	}
-	if err := syncDir(s.imageDir()); err != nil {
-		os.Remove(s.description(hexDigest))
-		return image.Image{}, err
-	}
-	s.images[img.Digest] = img
-	delete(s.broken, img.Digest)
-	return img, nil
-}
-
-func writeSynced(path string, p []byte) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return layer.DiskError("make description", err)
-	}
-	_, err = f.Write(p)
-	if err == nil {
-		err = f.Sync()
-	}
-	return layer.DiskError("write description", errors.Join(err, f.Close()))
-}
-
-// flushingFile has the disk start on what was written long before the sync.
-type flushingFile struct {
-	*os.File
-	written, started int64
-}
-
-func (f *flushingFile) Write(p []byte) (int, error) {
-	n, err := f.File.Write(p)
-	if f.written += int64(n); f.written-f.started >= flushBytes {
-		// Only a hint; the sync at the end is what counts.
-		_ = unix.SyncFileRange(int(f.Fd()), f.started, f.written-f.started, unix.SYNC_FILE_RANGE_WRITE)
-		f.started = f.written
-	}
-	return n, err
-}
-
 // teller thins progress out.
 type teller struct {
 	to   func(Progress)
@@ -324,6 +129,19 @@ func (o *ImportOptions) teller() *teller {
 func (t *teller) count(bytes, entries int64) {
 	t.now.Done, t.now.Entries = bytes, entries
 	if t.now.Done-t.last.Done >= progressBytes || t.now.Entries-t.last.Entries >= progressEntries {
+		t.tell()
+	}
+}
+
+// store begins the phase in which stored is called.
+func (t *teller) store(total int64) {
+	t.now.Done, t.now.Total = 0, total
+	t.phase(PhaseStore)
+}
+
+func (t *teller) stored(done int64) {
+	t.now.Done = done
+	if t.now.Done-t.last.Done >= progressBytes {
 		t.tell()
 	}
 }

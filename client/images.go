@@ -46,13 +46,17 @@ func (c *Client) importStream(ctx context.Context, name string, r io.Reader, o I
 	if o.Format == "" {
 		o.Format = FormatAuto
 	}
+	return c.upload(ctx, "/v1/images", url.Values{"name": {name}, "format": {o.Format}}, r, o)
+}
+
+// upload sends an archive and reads what the server says of it.
+func (c *Client) upload(ctx context.Context, path string, q url.Values, r io.Reader, o ImportOptions) (*Image, error) {
 	src := &source{r: r, sent: o.Sent}
-	q := url.Values{"name": {name}, "format": {o.Format}}
 	h := http.Header{"Content-Type": {"application/x-tar"}, "Accept": {"application/x-ndjson"}}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// NopCloser: an *os.File of the caller is not ours to close.
-	for p, err := range streamBody[v1.ImageProgress](ctx, c, http.MethodPost, "/v1/images", q, h, io.NopCloser(src)) {
+	for p, err := range streamBody[v1.ImageProgress](ctx, c, http.MethodPost, path, q, h, io.NopCloser(src)) {
 		if err != nil {
 			if src.err != nil {
 				err = errs.Wrap(errs.BadRequest, "client.import", "the source cannot be read", src.err)

@@ -104,6 +104,29 @@ type ImageList struct {
 	Items []Image `json:"items"`
 }
 
+// RegistryRequest names an image in a registry and how to get there.
+type RegistryRequest struct {
+	Ref        string `json:"ref" minLength:"1" maxLength:"1024" doc:"As docker pull has it: debian:12, ghcr.io/team/tool@sha256:…" example:"debian:12"`
+	Name       string `json:"name,omitempty" maxLength:"255" doc:"In the catalogue; of a pull, empty: the reference."`
+	Platform   string `json:"platform,omitempty" maxLength:"64" doc:"Of a pull: os/arch or os/arch/variant, where there are several; empty: the node's." example:"linux/arm64"`
+	Username   string `json:"username,omitempty" maxLength:"1024"`
+	Password   string `json:"password,omitempty" maxLength:"65536"`
+	Token      string `json:"token,omitempty" maxLength:"65536" doc:"A bearer token, instead of user name and password."`
+	Identity   string `json:"identity_token,omitempty" maxLength:"65536" doc:"A refresh token, instead of either."`
+	PlainHTTP  bool   `json:"plain_http,omitempty" doc:"HTTP instead of HTTPS."`
+	SkipVerify bool   `json:"skip_verify,omitempty" doc:"Take any certificate of the registry."`
+}
+
+// Pushed is what a push did.
+type Pushed struct {
+	Ref       string `json:"ref"`
+	Digest    string `json:"digest" doc:"Of the manifest."`
+	Bytes     int64  `json:"bytes" doc:"Of the layers as the registry has them."`
+	SentBytes int64  `json:"sent_bytes" doc:"Of what it did not have."`
+	Sent      int    `json:"sent" doc:"Blobs."`
+	Skipped   int    `json:"skipped" doc:"Blobs that it had."`
+}
+
 // ImageProgress is one line of a running import.
 type ImageProgress struct {
 	Phase   string   `json:"phase,omitempty" doc:"receive, unpack, write, commit."`
@@ -111,6 +134,7 @@ type ImageProgress struct {
 	Total   int64    `json:"total,omitempty"`
 	Entries int64    `json:"entries,omitempty"`
 	Image   *Image   `json:"image,omitempty" doc:"Last line of a success."`
+	Pushed  *Pushed  `json:"pushed,omitempty" doc:"Last line of a push's success."`
 	Error   *Problem `json:"error,omitempty" doc:"Last line of a failure."`
 }
 
@@ -306,6 +330,25 @@ type EdgeFork struct {
 type EdgeSnapshot struct {
 	ID       string   `json:"id"`
 	LeaveOut []string `json:"leave_out,omitempty"`
+}
+
+// EdgePush is what the apiserver asks an edge for. It travels in aether/msg.Document.
+type EdgePush struct {
+	Image   Image           `json:"image"`
+	Request RegistryRequest `json:"request"`
+}
+
+// Formats of an export.
+const (
+	ExportDocker   = "docker"   // a docker-archive that is an OCI layout too, with Docker's media types
+	ExportOCI      = "oci"      // the same with OCI's
+	ExportSnapshot = "snapshot" // the layers as they are, for another cluster
+)
+
+// EdgeExport is what the apiserver asks an edge for. It travels in aether/msg.Document.
+type EdgeExport struct {
+	Image  Image  `json:"image"`
+	Format string `json:"format"`
 }
 
 // EdgeEvent is one line of an edge's watch stream. Reset says that what the edge

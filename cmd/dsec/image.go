@@ -15,10 +15,10 @@ import (
 
 func (a *app) imageCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "image", Short: "Import, build and look at images", Args: cobra.NoArgs, RunE: needVerb,
+		Use: "image", Short: "Import, pull, build and look at images", Args: cobra.NoArgs, RunE: needVerb,
 		Example: "  dsec image import debian ./debian.tar\n  dsec image ls",
 	}
-	cmd.AddCommand(a.imageImportCmd(), a.imageBuildCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd())
+	cmd.AddCommand(a.imageImportCmd(), a.imagePullCmd(), a.imagePushCmd(), a.imageExportCmd(), a.imageBuildCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd())
 	return cmd
 }
 

@@ -58,7 +58,7 @@ first and reads only what changed since.`,
 	f := cmd.Flags()
 	f.StringArrayVar(&o.LeaveOut, "leave-out", nil, "pattern of paths that the snapshot must not have: /etc/app.key, *.pem, /var/cache/** (repeatable)")
 	f.BoolVar(&asJSON, "json", false, "print the snapshot as JSON")
-	cmd.AddCommand(a.snapshotLsCmd(), a.snapshotInspectCmd(), a.snapshotRmCmd())
+	cmd.AddCommand(a.snapshotLsCmd(), a.snapshotInspectCmd(), a.snapshotRmCmd(), a.snapshotExportCmd(), a.snapshotImportCmd())
 	return cmd
 }
 

@@ -47,6 +47,12 @@ type Images interface {
 	Ready(img *v1.Image) error
 	// Has tells whether the image was made or used here, and not removed since.
 	Has(digest string) bool
+	// Pull makes an image of a registry's.
+	Pull(ctx context.Context, req v1.RegistryRequest, progress func(v1.ImageProgress)) (v1.Image, error)
+	// Push sends an image to a registry.
+	Push(ctx context.Context, img *v1.Image, req v1.RegistryRequest, progress func(v1.ImageProgress)) (v1.Pushed, error)
+	// Export writes an image in one of the API's formats.
+	Export(ctx context.Context, img *v1.Image, format string, w io.Writer) error
 	// Pack stores a snapshot: the layers of what it is made on and one more. Too long a
 	// chain of layers is flattened. On error nothing is left.
 	Pack(ctx context.Context, p Pack) (v1.Image, error)

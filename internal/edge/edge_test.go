@@ -52,6 +52,15 @@ func (noImages) Delete(context.Context, string) error     { return nil }
 func (noImages) List(context.Context) ([]v1.Image, error) { return nil, nil }
 func (noImages) Ready(*v1.Image) error                    { return nil }
 func (noImages) Has(string) bool                          { return false }
+func (noImages) Pull(context.Context, v1.RegistryRequest, func(v1.ImageProgress)) (v1.Image, error) {
+	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
+}
+func (noImages) Push(context.Context, *v1.Image, v1.RegistryRequest, func(v1.ImageProgress)) (v1.Pushed, error) {
+	return v1.Pushed{}, errs.New(errs.NotSupported, "test", "no images")
+}
+func (noImages) Export(context.Context, *v1.Image, string, io.Writer) error {
+	return errs.New(errs.NotSupported, "test", "no images")
+}
 func (noImages) Pack(context.Context, Pack) (v1.Image, error) {
 	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
 }

@@ -2,7 +2,6 @@ package edge
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"sync"
 
@@ -121,15 +120,11 @@ func (e *Edge) uses(digest string) bool {
 }
 
 func (e *Edge) serveFork(ctx context.Context, s *aether.Stream) (aether.Message, error) {
-	var doc msg.Document
-	if err := s.Parse(&doc); err != nil {
+	req, err := asked[v1.EdgeFork](s)
+	if err != nil {
 		return nil, err
 	}
-	var req v1.EdgeFork
-	if err := json.Unmarshal(doc.Json, &req); err != nil {
-		return nil, errs.Wrap(errs.BadRequest, "edge.fork", "decode the request", err)
-	}
-	err := e.fork(ctx, &req, func(r v1.CreateResult) error {
+	err = e.fork(ctx, &req, func(r v1.CreateResult) error {
 		d, err := document(r)
 		if err != nil {
 			return err

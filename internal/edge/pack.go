@@ -2,7 +2,6 @@ package edge
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"maps"
@@ -75,7 +74,7 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 		on, since = &s.last.image, s.last.seen
 		defer e.packOn(s, "")
 	}
-	tell := thin(p.progress)
+	tell := Thin(p.progress)
 	for {
 		next := &snapshot.Seen{}
 		img, err := e.cfg.Images.Pack(ctx, Pack{
@@ -182,8 +181,8 @@ func (s *sandbox) stopPacks(ctx context.Context) {
 // progressStep is how many bytes there are between two words of progress.
 const progressStep = 4 << 20
 
-// thin passes progress on when there is something to tell.
-func thin(to func(v1.ImageProgress)) func(v1.ImageProgress) {
+// Thin passes progress on when there is something to tell.
+func Thin(to func(v1.ImageProgress)) func(v1.ImageProgress) {
 	var last v1.ImageProgress
 	return func(p v1.ImageProgress) {
 		if p.Phase != last.Phase || p.Done-last.Done >= progressStep || p.Entries-last.Entries >= 4096 {
@@ -205,13 +204,9 @@ func teller(ctx context.Context, s *aether.Stream) (_ context.Context, end func(
 }
 
 func (e *Edge) serveSnapshot(ctx context.Context, s *aether.Stream) (aether.Message, error) {
-	var doc msg.Document
-	if err := s.Parse(&doc); err != nil {
+	req, err := asked[v1.EdgeSnapshot](s)
+	if err != nil {
 		return nil, err
-	}
-	var req v1.EdgeSnapshot
-	if err := json.Unmarshal(doc.Json, &req); err != nil {
-		return nil, errs.Wrap(errs.BadRequest, "edge.pack", "decode the request", err)
 	}
 	ctx, end, tell := teller(ctx, s)
 	defer end()

@@ -56,6 +56,9 @@ func (e *Edge) handlers() map[string]aether.Handler {
 		"edge.watch":       control(e.serveWatch),
 		"edge.audit":       control(aether.Unary(e.serveAudit)),
 		"image.import":     control(e.serveImport),
+		"image.pull":       control(e.servePull),
+		"image.push":       control(e.servePush),
+		"image.export":     control(e.serveExport),
 		"image.delete":     control(aether.Unary(e.serveImageDelete)),
 		"image.list":       control(aether.Unary(e.serveImageList)),
 	}
@@ -297,7 +300,6 @@ func (e *Edge) serveImport(ctx context.Context, s *aether.Stream) (aether.Messag
 	if err != nil {
 		return nil, err
 	}
-	img.Name = req.Name
 	return document(img)
 }
 

@@ -44,11 +44,17 @@ func checkPlainName(name string) error {
 	return checkImageName(name)
 }
 
-// importImage streams the body to one edge and its progress back, both at once.
+// importImage is POST /v1/images.
 func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request, in *importInput) error {
 	if err := checkPlainName(in.Name); err != nil {
 		return err
 	}
+	return s.upload(ctx, req, hr, in.Format, func(v1.Image) (string, func(), error) { return in.Name, func() {}, nil })
+}
+
+// upload streams the body to one edge and its progress back, both at once. name is asked
+// for what the image is to be called, which it may be until released.
+func (s *Server) upload(ctx context.Context, req *request, hr *http.Request, format string, name func(v1.Image) (string, func(), error)) error {
 	node, err := s.importNode()
 	if err != nil {
 		return err
@@ -62,9 +68,18 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 	req.Header().Set("Connection", "close") // the body may not be read to its end
 	body := startUpload(hr.Body)
 	defer body.finish(out.rc, hr.Body)
-	ask := &msg.ImageImportRequest{Name: in.Name, Format: in.Format, Size: uint64(max(0, hr.ContentLength))}
+	ask := &msg.ImageImportRequest{Format: format, Size: uint64(max(0, hr.ContentLength))}
 	image, err := s.cfg.Edges.Import(ctx, node, ask, body.r, body.interrupt, out.progress)
-	return s.named(ctx, req, out, node, in.Name, image, err)
+	called := ""
+	if err == nil {
+		var release func()
+		if called, release, err = name(image); err != nil {
+			s.disown(ctx, node, image.Digest)
+		} else {
+			defer release()
+		}
+	}
+	return s.named(ctx, req, out, node, called, image, err)
 }
 
 // progress passes an edge's word on.

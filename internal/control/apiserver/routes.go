@@ -108,6 +108,25 @@ func (s *Server) imageRoutes() {
 		Required: true, Description: "A tar, docker-archive, or tar of an OCI layout or directory.",
 		Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
 	}
+	ofRegistry := append([]errs.Code{errs.RegistryDenied, errs.RegistryNotFound, errs.RegistryBusy, errs.RegistryDown, errs.NoNode}, ofMaking...)
+	handleStream(s, op{
+		id: "pull-image", method: http.MethodPost, path: "/v1/images/pull", tag: tag, right: v1.RightImage,
+		summary: "Pull an image from a registry", text: "The edge reads it from any OCI registry. Lines tell the progress; the last one has the image, or the error. A client that goes away ends it.",
+		errors: ofRegistry, line: v1.ImageProgress{},
+	}, s.pullImage)
+	handleStream(s, op{
+		id: "push-image", method: http.MethodPost, path: "/v1/images/push", tag: tag, right: v1.RightImage,
+		summary: "Push an image to a registry", text: "As one layer; what the registry has is not sent again. The tag appears when everything is there. Lines tell the progress; the last one has what was pushed, or the error.",
+		errors: append([]errs.Code{errs.ImageNotFound}, ofRegistry...), line: v1.ImageProgress{},
+	}, s.pushImage)
+	handleStream(s, op{
+		id: "export-image", method: http.MethodGet, path: "/v1/export", tag: tag, right: v1.RightRead,
+		summary: "Export an image or snapshot", text: "The answer is a tar of unknown length. Its trailer `Dsec-Outcome` is `ok`, or the Problem that ended it, in base64; an answer without it broke off.",
+		errors: append([]errs.Code{errs.ImageNotFound, errs.NoNode}, ofMaking...),
+	}, s.exportImage)
+	s.api.OpenAPI().Paths["/v1/export"].Get.Responses["200"] = &huma.Response{
+		Description: "The archive.", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
+	}
 	handle(s, op{
 		id: "list-images", method: http.MethodGet, path: "/v1/images", tag: tag, right: v1.RightRead, summary: "List images", text: "The whole catalogue, by name.",
 	}, s.listImages)
@@ -145,6 +164,16 @@ func (s *Server) snapshotRoutes() {
 		errors: append([]errs.Code{errs.StateConflict, errs.SandboxNotRunning, errs.NotSupported, errs.NodeFull, errs.DiskFull, errs.RequestCanceled, errs.ShuttingDown}, ofSandbox...),
 		line:   v1.CreateResult{},
 	}, s.forkSandbox)
+	handleStream(s, op{
+		id: "import-snapshot", method: http.MethodPost, path: "/v1/snapshots", tag: tag, right: v1.RightImage, body: -1,
+		summary: "Import a snapshot",
+		text:    "The body is an archive that `GET /v1/export?format=snapshot` made, here or elsewhere. All of it is verified. Lines as of an image's import.",
+		errors:  append([]errs.Code{errs.NameInUse, errs.NoNode}, ofMaking...), line: v1.ImageProgress{},
+	}, s.importSnapshot)
+	s.api.OpenAPI().Paths["/v1/snapshots"].Post.RequestBody = &huma.RequestBody{
+		Required: true, Description: "An archive of a snapshot.",
+		Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
+	}
 	handle(s, op{
 		id: "list-snapshots", method: http.MethodGet, path: "/v1/snapshots", tag: tag, right: v1.RightRead, summary: "List snapshots",
 		text: "By name. `snapshot.parents` says what each was made on.",

@@ -128,20 +128,56 @@ func (p *Pool) Watch(ctx context.Context, node v1.Node, from uint64, each func(v
 
 // Snapshot packs a sandbox into an image of its edge.
 func (p *Pool) Snapshot(ctx context.Context, node v1.Node, req *v1.EdgeSnapshot, progress func(*msg.ImageProgress) error) (v1.Image, error) {
-	return p.makeImage(ctx, node, "sandbox.snapshot", req, progress)
+	return working[v1.Image](ctx, p, node, "sandbox.snapshot", req, progress)
+}
+
+// Pull has an edge make an image of a registry's.
+func (p *Pool) Pull(ctx context.Context, node v1.Node, req *v1.RegistryRequest, progress func(*msg.ImageProgress) error) (v1.Image, error) {
+	return working[v1.Image](ctx, p, node, "image.pull", req, progress)
+}
+
+// Push has an edge send an image to a registry.
+func (p *Pool) Push(ctx context.Context, node v1.Node, req *v1.EdgePush, progress func(*msg.ImageProgress) error) (v1.Pushed, error) {
+	return working[v1.Pushed](ctx, p, node, "image.push", req, progress)
+}
+
+// Export writes an image that an edge sends to w.
+func (p *Pool) Export(ctx context.Context, node v1.Node, req *v1.EdgeExport, w io.Writer) error {
+	s, err := p.open(ctx, node, "image.export", req)
+	if err != nil {
+		return err
+	}
+	defer s.Cancel()
+	for {
+		f, err := s.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			return answer(ctx, node, s.Result(&msg.Empty{}))
+		}
+		if err != nil {
+			return answer(ctx, node, err)
+		}
+		if _, err := w.Write(f.Payload); err != nil {
+			return err
+		}
+	}
+}
+
+// open begins a stream of the edge's own with a document.
+func (p *Pool) open(ctx context.Context, node v1.Node, method string, req any) (*aether.Stream, error) {
+	raw, err := json.Marshal(req)
+	if err != nil {
+		return nil, errs.Wrap(errs.InternalError, method, "encode", err)
+	}
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	return c.Open(ctx, "", method, &msg.Document{Json: raw})
 }
 
 // Fork makes children of a sandbox on its edge; each is told as it is made or has failed.
 func (p *Pool) Fork(ctx context.Context, node v1.Node, req *v1.EdgeFork, each func(v1.CreateResult) error) error {
-	raw, err := json.Marshal(req)
-	if err != nil {
-		return errs.Wrap(errs.InternalError, "sandbox.fork", "encode", err)
-	}
-	c, err := p.Conn(ctx, node)
-	if err != nil {
-		return err
-	}
-	s, err := c.Open(ctx, "", "sandbox.fork", &msg.Document{Json: raw})
+	s, err := p.open(ctx, node, "sandbox.fork", req)
 	if err != nil {
 		return err
 	}
@@ -168,23 +204,15 @@ func (p *Pool) Fork(ctx context.Context, node v1.Node, req *v1.EdgeFork, each fu
 	}
 }
 
-// makeImage calls a method that tells its progress and ends with an image.
-func (p *Pool) makeImage(ctx context.Context, node v1.Node, method string, req any, progress func(*msg.ImageProgress) error) (v1.Image, error) {
-	raw, err := json.Marshal(req)
+// working calls a method that tells its progress and ends with a document.
+func working[T any](ctx context.Context, p *Pool, node v1.Node, method string, req any, progress func(*msg.ImageProgress) error) (out T, err error) {
+	s, err := p.open(ctx, node, method, req)
 	if err != nil {
-		return v1.Image{}, errs.Wrap(errs.InternalError, method, "encode", err)
-	}
-	c, err := p.Conn(ctx, node)
-	if err != nil {
-		return v1.Image{}, err
-	}
-	s, err := c.Open(ctx, "", method, &msg.Document{Json: raw})
-	if err != nil {
-		return v1.Image{}, err
+		return out, err
 	}
 	defer s.Cancel()
-	img, err := receiveImage(ctx, s, progress)
-	return img, answer(ctx, node, err)
+	out, err = receive[T](ctx, s, progress)
+	return out, answer(ctx, node, err)
 }
 
 const importChunk = 256 << 10
@@ -212,7 +240,7 @@ func (p *Pool) Import(ctx context.Context, node v1.Node, req *msg.ImageImportReq
 			cancel(err)
 		}
 	}()
-	image, err := receiveImage(ctx, s, progress)
+	image, err := receive[v1.Image](ctx, s, progress)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
@@ -241,30 +269,29 @@ func sendAll(ctx context.Context, s *aether.Stream, body io.Reader) error {
 	}
 }
 
-func receiveImage(ctx context.Context, s *aether.Stream, progress func(*msg.ImageProgress) error) (v1.Image, error) {
-	var image v1.Image
+func receive[T any](ctx context.Context, s *aether.Stream, progress func(*msg.ImageProgress) error) (out T, err error) {
 	for {
 		f, err := s.Recv(ctx)
 		if errors.Is(err, io.EOF) {
 			var doc msg.Document
 			if err := s.Result(&doc); err != nil {
-				return image, err
+				return out, err
 			}
-			err := json.Unmarshal(doc.Json, &image)
-			return image, errs.Wrap(errs.ProtocolError, "edge.call", "the edge's answer does not parse", err)
+			err := json.Unmarshal(doc.Json, &out)
+			return out, errs.Wrap(errs.ProtocolError, "edge.call", "the edge's answer does not parse", err)
 		}
 		if err != nil {
-			return image, err
+			return out, err
 		}
 		if !f.IsMessage {
 			continue
 		}
 		var m msg.ImageProgress
 		if err := m.ParseWire(f.Payload); err != nil {
-			return image, err
+			return out, err
 		}
 		if err := progress(&m); err != nil {
-			return image, err
+			return out, err
 		}
 	}
 }

@@ -37,6 +37,9 @@ var formats = map[string]source.Format{
 
 // Import implements edge.Images.
 func (i *Images) Import(ctx context.Context, archive io.Reader, format string, progress func(v1.ImageProgress)) (v1.Image, error) {
+	if format == v1.ExportSnapshot {
+		return i.readArchive(ctx, archive, progress)
+	}
 	f, ok := formats[format]
 	if !ok {
 		return v1.Image{}, errs.New(errs.BadRequest, "image.import", "unknown format "+format+"; known: auto, tar, docker-archive, oci-layout, dir")
@@ -88,20 +91,11 @@ func (i *Images) Has(digest string) bool {
 
 // Acquire implements container.Layers: the image's layers, highest first.
 func (i *Images) Acquire(ctx context.Context, img *v1.Image) (mounts []int, release func(), err error) {
-	var releases []func()
-	release = func() {
-		for _, r := range releases {
-			r()
-		}
-	}
-	for _, l := range slices.Backward(layers(img)) {
-		fd, r, err := i.mounts.Acquire(ctx, l)
-		if err != nil {
-			release()
-			return nil, nil, err
-		}
-		mounts = append(mounts, fd)
-		releases = append(releases, r)
+	list := layers(img)
+	slices.Reverse(list)
+	if mounts, release, err = i.acquire(ctx, list); err != nil {
+		release()
+		return nil, nil, err
 	}
 	if len(img.Parts) == 0 {
 		i.store.Used(unwire(img))

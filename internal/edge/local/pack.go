@@ -97,19 +97,33 @@ func (i *Images) shorten(ctx context.Context, c snapshot.Chain, l image.Layer) (
 
 // flatten stores the layers, lowest first, as one.
 func (i *Images) flatten(ctx context.Context, layers []image.Layer, bottom bool) (image.Layer, error) {
-	var fds []int
-	for _, l := range layers {
-		fd, release, err := i.mounts.Acquire(ctx, l)
-		if err != nil {
-			return image.Layer{}, err
-		}
-		defer release()
-		fds = append(fds, fd)
+	fds, release, err := i.acquire(ctx, layers)
+	defer release()
+	if err != nil {
+		return image.Layer{}, err
 	}
 	return i.store.AddLayer(ctx, image.KindDiff, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
 		res, _, err := snapshot.Flatten(ctx, snapshot.FlattenOptions{Layers: fds, Bottom: bottom, Blob: data, Meta: meta})
 		return res, err
 	})
+}
+
+// acquire mounts layers, in their order.
+func (i *Images) acquire(ctx context.Context, list []image.Layer) (fds []int, release func(), err error) {
+	var releases []func()
+	release = func() {
+		for _, r := range releases {
+			r()
+		}
+	}
+	for _, l := range list {
+		fd, r, err := i.mounts.Acquire(ctx, l)
+		if err != nil {
+			return nil, release, err
+		}
+		fds, releases = append(fds, fd), append(releases, r)
+	}
+	return fds, release, nil
 }
 
 // chainOf is the chain that an image's layers are by what they say of themselves. Layers

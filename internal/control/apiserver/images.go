@@ -3,7 +3,9 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -103,6 +105,34 @@ func (s *Server) importNode() (v1.Node, error) {
 	return best, nil
 }
 
+const maxUsersTold = 20
+
+// imageUnused fails if sandboxes use an image, and names them.
+func (s *Server) imageUnused(digest string) error {
+	var users []string
+	n := 0
+	s.cfg.Registry.Each(func(sb *v1.Sandbox) {
+		uses := sb.ImageDigest == digest
+		for _, p := range sb.Parts {
+			uses = uses || p.Digest == digest
+		}
+		if uses && sb.State != v1.StateLost {
+			if n++; n <= maxUsersTold {
+				users = append(users, sb.ID)
+			}
+		}
+	})
+	if n == 0 {
+		return nil
+	}
+	slices.Sort(users)
+	told := strings.Join(users, " ")
+	if n > len(users) {
+		told += fmt.Sprintf(" and %d more", n-len(users))
+	}
+	return errs.New(errs.ImageInUse, "image.delete", "sandboxes use the image: "+told).With("sandboxes", told)
+}
+
 type imageListOutput struct{ Body v1.ImageList }
 
 func (s *Server) listImages(context.Context, *request, *struct{}) (*imageListOutput, error) {
@@ -133,6 +163,9 @@ func (s *Server) deleteImage(ctx context.Context, _ *request, in *imageInput) (*
 	names := s.catalog.list(img.Digest)
 	if img.Name == in.Name && len(names) > 1 {
 		return nil, s.catalog.delete(ctx, img.Name)
+	}
+	if err := s.imageUnused(img.Digest); err != nil {
+		return nil, err
 	}
 	// The edges first: one that still uses the image must leave the name in place.
 	for _, l := range s.cfg.Registry.Loads() {

@@ -151,7 +151,8 @@ func (p *Pool) Import(ctx context.Context, node v1.Node, req *msg.ImageImportReq
 			cancel(err)
 		}
 	}()
-	image, err := receiveImport(ctx, s, progress)
+	var image v1.Image
+	err = receive(ctx, s, "image.import", progress, &image)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
@@ -180,30 +181,29 @@ func sendAll(ctx context.Context, s *aether.Stream, body io.Reader) error {
 	}
 }
 
-func receiveImport(ctx context.Context, s *aether.Stream, progress func(*msg.ImageProgress) error) (v1.Image, error) {
-	var image v1.Image
+// receive reads progress, and then the answer into out.
+func receive(ctx context.Context, s *aether.Stream, method string, progress func(*msg.ImageProgress) error, out any) error {
 	for {
 		f, err := s.Recv(ctx)
 		if errors.Is(err, io.EOF) {
 			var doc msg.Document
 			if err := s.Result(&doc); err != nil {
-				return image, err
+				return err
 			}
-			err := json.Unmarshal(doc.Json, &image)
-			return image, errs.Wrap(errs.ProtocolError, "image.import", "the edge's answer does not parse", err)
+			return errs.Wrap(errs.ProtocolError, method, "the edge's answer does not parse", json.Unmarshal(doc.Json, out))
 		}
 		if err != nil {
-			return image, err
+			return err
 		}
 		if !f.IsMessage {
 			continue
 		}
 		var m msg.ImageProgress
 		if err := m.ParseWire(f.Payload); err != nil {
-			return image, err
+			return err
 		}
 		if err := progress(&m); err != nil {
-			return image, err
+			return err
 		}
 	}
 }

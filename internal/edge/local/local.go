@@ -5,6 +5,7 @@ package local
 
 import (
 	"context"
+	"errors"
 	"io"
 	"slices"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"dsec/internal/image"
 	"dsec/internal/image/source"
 	"dsec/internal/image/store"
+	"dsec/internal/image/trace"
 )
 
 // Images implements edge.Images and container.Layers over a store.
@@ -94,6 +96,7 @@ func (i *Images) Acquire(ctx context.Context, img *v1.Image) (mounts []int, rele
 		mounts = append(mounts, fd)
 		releases = append(releases, r)
 	}
+	i.store.Trace(img.Digest, layers(img))
 	if len(img.Parts) == 0 {
 		i.store.Used(image.Image{
 			Digest: img.Digest, CreatedUnixMS: img.CreatedAt.UnixMilli(), SizeBytes: img.Bytes, Files: img.Files, Layers: layers(img),
@@ -104,6 +107,74 @@ func (i *Images) Acquire(ctx context.Context, img *v1.Image) (mounts []int, rele
 		})
 	}
 	return mounts, release, nil
+}
+
+// Roots implements edge.Images.
+func (i *Images) Roots() ([]v1.Layer, error) {
+	list, err := i.store.Roots()
+	return wireLayers(list), err
+}
+
+// Cache implements edge.Images.
+func (i *Images) Cache(of []v1.Layer) v1.ImageCache {
+	c := i.store.Cache()
+	out := v1.ImageCache{Mode: string(c.Mode()), UsedBytes: c.Used(), LimitBytes: c.Limit()}
+	list := layers(&v1.Image{Layers: of})
+	if of == nil {
+		list = i.store.Layers()
+	}
+	for n, has := range i.store.Cached(list) {
+		out.Layers = append(out.Layers, v1.LayerCache{
+			MetaDigest: list[n].MetaDigest, CachedBytes: has.MetaBytes + has.Cached, ReadBytes: has.Read, FetchedBytes: has.Fetched, FailedReads: has.Failed,
+		})
+	}
+	return out
+}
+
+// Warm implements edge.Images.
+func (i *Images) Warm(ctx context.Context, img *v1.Image, all bool, progress func(done, total int64)) (traced bool, err error) {
+	var t trace.Trace
+	if !all {
+		if t, err = i.store.LoadTrace(ctx, img.Digest); err != nil {
+			return false, err
+		}
+	}
+	return t != nil, i.store.Warm(ctx, layers(img), all, t, progress)
+}
+
+// Evict implements edge.Images.
+func (i *Images) Evict(list []v1.Layer) (freed int64, inUse int, err error) {
+	for _, l := range layers(&v1.Image{Layers: list}) {
+		i.mounts.Forget(l)
+		has := i.store.Cached([]image.Layer{l})[0]
+		switch err := i.store.Drop(l); {
+		case errors.Is(err, errs.StateConflict):
+			inUse++
+		case err != nil:
+			return freed, inUse, err
+		default:
+			freed += has.MetaBytes + has.Cached
+		}
+	}
+	return freed, inUse, nil
+}
+
+// Trim implements edge.Images.
+func (i *Images) Trim(keep v1.EdgeKeep) error {
+	in := func(list []string) func(string) bool {
+		set := make(map[string]bool, len(list))
+		for _, d := range list {
+			set[d] = true
+		}
+		return func(d string) bool { return set[d] }
+	}
+	keepLayer := in(keep.Layers)
+	for _, l := range i.store.Layers() {
+		if !keepLayer(l.MetaDigest) {
+			i.mounts.Forget(l)
+		}
+	}
+	return i.store.Trim(in(keep.Images), keepLayer)
 }
 
 // layers of an image of the API, lowest first.
@@ -126,8 +197,14 @@ func wire(img image.Image) v1.Image {
 			WorkDir: img.Config.WorkDir, Volumes: img.Config.Volumes, Labels: img.Config.Labels,
 		},
 	}
-	for _, l := range img.Layers {
-		out.Layers = append(out.Layers, v1.Layer{
+	out.Layers = wireLayers(img.Layers)
+	return out
+}
+
+func wireLayers(list []image.Layer) []v1.Layer {
+	var out []v1.Layer
+	for _, l := range list {
+		out = append(out, v1.Layer{
 			Kind: l.Kind, MetaDigest: l.MetaDigest, MetaBytes: l.MetaSize, DataDigest: l.DataDigest, DataBytes: l.DataSize,
 			MetaObject: l.MetaObject, MapObject: l.MapObject,
 		})

@@ -99,6 +99,7 @@ type Sandbox struct {
 	OOMKills    int64              `json:"oom_kills,omitempty" doc:"Processes that its memory limit has killed, as far as was noticed; usage has the present count."`
 	CreateMS    float64            `json:"create_ms,omitempty" doc:"Time the edge took to create it, milliseconds."`
 	Steps       map[string]float64 `json:"steps_ms,omitempty" doc:"Time of each step of the create, milliseconds."`
+	Layers      []LayerCache       `json:"layers,omitempty" doc:"What its node has of its image. Only in the answer for one sandbox."`
 	Usage       *Usage             `json:"usage,omitempty" doc:"Only in the answer for one sandbox."`
 
 	// IdempotencyKey is the create's key, kept so that it holds over a restart.

@@ -76,16 +76,16 @@ func (i *Image) Digests() []string {
 
 // Layer is one EROFS layer: a metadata blob and a data blob.
 type Layer struct {
-	Kind       string   `json:"kind" enum:"base,workspace,toolkit,diff"`
-	MetaDigest string   `json:"meta_digest"`
-	MetaBytes  int64    `json:"meta_bytes"`
-	DataDigest string   `json:"data_digest,omitempty" doc:"Empty: no file of the layer has contents outside the metadata."`
-	DataBytes  int64    `json:"data_bytes"`
-	Parent     string   `json:"parent,omitempty" doc:"Of a snapshot's layer: digest over the layers that it was made on."`
-	View       string   `json:"view,omitempty" doc:"And with it."`
-	Replaces   []string `json:"replaces,omitempty" doc:"Layers that were merged into it, lowest first: digests of metadata and data."`
-	MetaObject string   `json:"meta_object,omitempty" doc:"Where the metadata is in the object store."`
-	MapObject  string   `json:"map_object,omitempty" doc:"Where the object store has the map of the data's chunks."`
+	Kind       string `json:"kind" enum:"base,workspace,toolkit,diff"`
+	MetaDigest string `json:"meta_digest"`
+	MetaBytes  int64  `json:"meta_bytes"`
+	DataDigest string `json:"data_digest,omitempty" doc:"Empty: no file of the layer has contents outside the metadata."`
+	DataBytes  int64  `json:"data_bytes"`
+	Parent     string `json:"parent,omitempty" doc:"Of a snapshot's layer: digest over the layers that it was made on."`
+	View       string `json:"view,omitempty" doc:"And with it."`
+	Replaces   string `json:"replaces,omitempty" doc:"Layers that were merged into it, lowest first: digests of metadata and data with a space, between commas."`
+	MetaObject string `json:"meta_object,omitempty" doc:"Where the metadata is in the object store."`
+	MapObject  string `json:"map_object,omitempty" doc:"Where the object store has the map of the data's chunks."`
 }
 
 // ImageConfig is what an image says about running it.

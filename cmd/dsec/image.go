@@ -18,7 +18,8 @@ func (a *app) imageCmd() *cobra.Command {
 		Use: "image", Short: "Import, pull, build and look at images", Args: cobra.NoArgs, RunE: needVerb,
 		Example: "  dsec image import debian ./debian.tar\n  dsec image ls",
 	}
-	cmd.AddCommand(a.imageImportCmd(), a.imagePullCmd(), a.imagePushCmd(), a.imageExportCmd(), a.imageBuildCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd())
+	cmd.AddCommand(a.imageImportCmd(), a.imagePullCmd(), a.imagePushCmd(), a.imageExportCmd(), a.imageBuildCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd(),
+		a.imageDuCmd(), a.imageWarmCmd(), a.imageEvictCmd(), a.imageGCCmd())
 	return cmd
 }
 

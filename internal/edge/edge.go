@@ -56,6 +56,17 @@ type Images interface {
 	// Pack stores a snapshot: the layers of what it is made on and one more. Too long a
 	// chain of layers is flattened. On error nothing is left.
 	Pack(ctx context.Context, p Pack) (v1.Image, error)
+	// Roots are the layers of images made here that the catalogue may not have yet.
+	Roots() ([]v1.Layer, error)
+	// Cache says what is here; with layers, of these and no others.
+	Cache(layers []v1.Layer) v1.ImageCache
+	// Warm fetches what earlier starts of the image read, or all of it, and says whether
+	// that is known.
+	Warm(ctx context.Context, img *v1.Image, all bool, progress func(done, total int64)) (traced bool, err error)
+	// Evict removes what is here of layers that are not in use, and counts those that are.
+	Evict(layers []v1.Layer) (freed int64, inUse int, err error)
+	// Trim removes what is here and not in use of all but some images and layers.
+	Trim(keep v1.EdgeKeep) error
 }
 
 // Config of an Edge.

@@ -64,6 +64,13 @@ func (noImages) Export(context.Context, *v1.Image, string, io.Writer) error {
 func (noImages) Pack(context.Context, Pack) (v1.Image, error) {
 	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
 }
+func (noImages) Roots() ([]v1.Layer, error)     { return []v1.Layer{{MetaDigest: "own"}}, nil }
+func (noImages) Cache([]v1.Layer) v1.ImageCache { return v1.ImageCache{} }
+func (noImages) Warm(context.Context, *v1.Image, bool, func(done, total int64)) (bool, error) {
+	return false, nil
+}
+func (noImages) Evict([]v1.Layer) (int64, int, error) { return 0, 0, nil }
+func (noImages) Trim(v1.EdgeKeep) error               { return nil }
 
 // bed is a node that edges come and go on.
 type bed struct {

@@ -61,6 +61,11 @@ func (e *Edge) handlers() map[string]aether.Handler {
 		"image.export":     control(e.serveExport),
 		"image.delete":     control(aether.Unary(e.serveImageDelete)),
 		"image.list":       control(aether.Unary(e.serveImageList)),
+		"image.roots":      control(aether.Unary(e.serveImageRoots)),
+		"image.cache":      control(aether.Unary(e.serveImageCache)),
+		"image.warm":       control(e.serveImageWarm),
+		"image.evict":      control(aether.Unary(e.serveImageEvict)),
+		"image.trim":       control(aether.Unary(e.serveImageTrim)),
 	}
 }
 
@@ -113,6 +118,9 @@ func (e *Edge) serveGet(ctx context.Context, _ *aether.Stream, r *msg.SandboxReq
 	s.mu.Lock()
 	v, instance := s.view, s.instance
 	s.mu.Unlock()
+	if s.image != nil {
+		v.Layers = e.cfg.Images.Cache(s.image.Layers).Layers
+	}
 	if instance != nil {
 		u, err := instance.Usage(ctx)
 		if err == nil {

@@ -1,7 +1,6 @@
 package up
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,11 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"dsec/api/v1/errs"
 	"dsec/internal/image/lazy"
 	"dsec/internal/image/object"
 	imagestore "dsec/internal/image/store"
 	"dsec/internal/keeper"
+
+	"golang.org/x/sys/unix"
 )
 
 // Objects says where images are kept.
@@ -68,72 +68,25 @@ func (o *Objects) name(data string) string {
 	return o.dir(data)
 }
 
-// binder is what bind needs of the control plane's store.
-type binder interface {
-	ObjectStore(ctx context.Context, id string) (string, error)
+// behind says whether listings of the store may show others' changes late: of directories
+// all but those on a disk of this machine.
+func (o *Objects) behind(data string) bool {
+	if strings.HasPrefix(o.Store, s3Scheme) {
+		return false
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(o.dir(data), &st); err != nil {
+		return true
+	}
+	switch st.Type {
+	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.F2FS_SUPER_MAGIC, unix.OVERLAYFS_SUPER_MAGIC:
+		return false
+	}
+	return true
 }
 
-// idKey is the object that says which object store it is.
-const idKey = "dsec-store"
-
-// bind makes sure that this is the object store which has the catalogue's images, and
-// that it is no other cluster's: a collector deletes what its own catalogue does not know.
-// mine says that the store is the data directory's own.
-func bind(ctx context.Context, b binder, s object.Store, name string, mine bool, fresh string) error {
-	recorded, err := b.ObjectStore(ctx, "")
-	if err != nil {
-		return fmt.Errorf("ask which object store is this cluster's: %w", err)
-	}
-	p, err := object.ReadAll(ctx, s, idKey, 0, -1, 64)
-	if err != nil && !errors.Is(err, errs.ObjectNotFound) {
-		return fmt.Errorf("ask the object store %s which it is: %w", name, err)
-	}
-	held := string(p)
-	refuse := func(why string) *errs.Error {
-		return errs.New(errs.DataUnsuitable, "up.store", "the object store "+name+" "+why)
-	}
-	switch {
-	case recorded != "" && held == recorded:
-		return nil
-	case recorded != "" && held == "":
-		return refuse("is not the one that has this cluster's images: it is empty").Advise("is it mounted? name the store with --store")
-	case recorded != "":
-		return refuse("is not the one that has this cluster's images").Advise("name the store that the cluster was started with: --store")
-	case held != "" && !mine:
-		used := false
-		err := s.List(ctx, "meta/", func(object.Info) error { used = true; return errStop })
-		if err != nil && !errors.Is(err, errStop) {
-			return err
-		}
-		if used {
-			return refuse("has the images of another cluster, which would be taken for garbage").Advise("give each cluster a directory or prefix of its own")
-		}
-	case held == "":
-		if err := s.Put(ctx, idKey, int64(len(fresh)), bytes.NewReader([]byte(fresh))); err != nil {
-			return fmt.Errorf("mark the object store %s: %w", name, err)
-		}
-		held = fresh
-	}
-	if recorded, err = b.ObjectStore(ctx, held); err != nil {
-		return fmt.Errorf("record the object store: %w", err)
-	}
-	if recorded != held {
-		return refuse("was taken at the same moment as another one; start again")
-	}
-	return nil
-}
-
-var errStop = errors.New("stop")
-
-// openImages opens the object store and this node's cache of it.
+// openImages opens this node's cache of the object store.
 func (n *node) openImages(ctx context.Context) (err error) {
-	o := &n.opts.Objects
-	if n.objects, err = o.open(ctx, n.opts.Data); err != nil {
-		return err
-	}
-	if err := bind(ctx, n.control.Store(), n.objects, o.name(n.opts.Data), o.Store == "", fmt.Sprintf("%016x%016x", random(), random())); err != nil {
-		return err
-	}
 	cfg := keepers(n.opts.Data)
 	cfg.Log = n.opts.Log
 	if n.keepers, err = keeper.Start(ctx, cfg); err != nil {
@@ -145,7 +98,10 @@ func (n *node) openImages(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("open the image store: %w", err)
 	}
-	n.opts.Log.Info("images are loaded on demand", "mode", n.images.Cache().Mode(), "store", o.name(n.opts.Data))
+	if err := n.metrics.Register(newCacheMetrics(n.images.Cache())); err != nil {
+		return err
+	}
+	n.opts.Log.Info("images are loaded on demand", "mode", n.images.Cache().Mode())
 	return nil
 }
 

@@ -91,6 +91,7 @@ type node struct {
 	fresh      *fresh // nil: a node has used the data directory before
 	control    *control.Control
 	objects    object.Store
+	metrics    *prometheus.Registry
 	keepers    *keeper.Client
 	images     *imagestore.Store
 	layers     *local.Images
@@ -105,7 +106,7 @@ const stopTime = 20 * time.Second
 // Run runs a node until ctx ends or a part of it fails. ready is called once it answers.
 // Sandboxes outlive Run; the next one adopts them.
 func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error) {
-	n := &node{opts: opts}
+	n := &node{opts: opts, metrics: prometheus.NewRegistry()}
 	defer func() {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
 		defer cancel()
@@ -208,12 +209,17 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 		n.opts.Log.Warn("all sandboxes share the machine's limit of inotify instances", "err", err)
 	}
 	slack.RelaxMonitor()
+	o := &n.opts.Objects
+	if n.objects, err = o.open(ctx, n.opts.Data); err != nil {
+		return "", err
+	}
 	if token, err = loadToken(n.path("root.token")); err != nil {
 		return "", err
 	}
 	n.control, err = control.Start(ctx, control.Config{
 		Listen: n.opts.Listen, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
-		Metrics: prometheus.NewRegistry(), Log: n.opts.Log, Version: n.opts.Version,
+		Objects: control.Objects{Store: n.objects, Name: o.name(n.opts.Data), Own: o.Store == "", Behind: o.behind(n.opts.Data)},
+		Metrics: n.metrics, Log: n.opts.Log, Version: n.opts.Version,
 	})
 	if errors.Is(err, errs.DataCorrupt) {
 		return "", corrupt(err, "it holds tokens, image names and claims of idempotency keys, which are lost; sandboxes and image contents are not: 'mv %[1]s/etcd %[1]s/etcd.damaged', then 'dsec up'", n.opts.Data)

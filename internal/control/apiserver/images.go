@@ -3,7 +3,9 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -151,6 +153,33 @@ func (s *Server) importNode() (v1.Node, error) {
 	return best, nil
 }
 
+const maxUsersTold = 20
+
+// imageUnused fails if sandboxes use an image or snapshots were made on it, and names them.
+func (s *Server) imageUnused(digest string) error {
+	var users []string
+	n := 0
+	s.cfg.Registry.Each(func(sb *v1.Sandbox) {
+		uses := sb.ImageDigest == digest
+		for _, p := range sb.Parts {
+			uses = uses || p.Digest == digest
+		}
+		if uses && sb.State != v1.StateLost {
+			if n++; n <= maxUsersTold {
+				users = append(users, sb.ID)
+			}
+		}
+	})
+	slices.Sort(users)
+	if n > len(users) {
+		users = append(users, fmt.Sprintf("%d more sandboxes", n-len(users)))
+	}
+	if users = append(users, s.catalog.madeOn(digest)...); len(users) == 0 {
+		return nil
+	}
+	return v1.InUse("image.delete", "image", users)
+}
+
 type imageListOutput struct{ Body v1.ImageList }
 
 func (s *Server) listImages(context.Context, *request, *struct{}) (*imageListOutput, error) {
@@ -182,8 +211,8 @@ func (s *Server) deleteImage(ctx context.Context, _ *request, in *imageInput) (*
 	if img.Name == in.Name && len(names) > 1 {
 		return nil, s.catalog.delete(ctx, img.Name)
 	}
-	if needed := s.catalog.madeOn(img.Digest); len(needed) > 0 {
-		return nil, v1.InUse("image.delete", "image", needed)
+	if err := s.imageUnused(img.Digest); err != nil {
+		return nil, err
 	}
 	// The edges first: one that still uses the image must leave the name in place.
 	for _, l := range s.cfg.Registry.Loads() {

@@ -25,6 +25,7 @@ func (s *Server) routes() {
 	s.sandboxRoutes()
 	s.imageRoutes()
 	s.snapshotRoutes()
+	s.storeRoutes()
 	s.adminRoutes()
 	s.mux.HandleFunc("/", s.notFound)
 }
@@ -187,6 +188,34 @@ func (s *Server) snapshotRoutes() {
 		text:   "Refused while a sandbox uses it or another snapshot was made on it.",
 		errors: append([]errs.Code{errs.ImageNotFound, errs.ImageInUse, errs.EdgeUnreachable}, ofStore...),
 	}, s.deleteSnapshot)
+}
+
+func (s *Server) storeRoutes() {
+	const tag = "image store"
+	handle(s, op{
+		id: "get-image-usage", method: http.MethodGet, path: "/v1/store/usage", tag: tag, right: v1.RightRead,
+		summary: "What images take", text: "In the object store and on each node.",
+		errors: []errs.Code{errs.NotSupported, errs.StoreUnavailable, errs.StoreCorrupt, errs.EdgeUnreachable, errs.ConnectionLost},
+	}, s.usage)
+	handleStream(s, op{
+		id: "collect-images", method: http.MethodPost, path: "/v1/store/collect", tag: tag, right: v1.RightImage, body: -1,
+		summary: "Remove what no image needs",
+		text: "From the object store. What is found unneeded goes after two more passes, which are made at once where listings are never behind, and an hour apart otherwise. " +
+			"A line tells of each pass. The server does the same every hour.",
+		errors: []errs.Code{errs.StateConflict, errs.NotSupported, errs.StoreUnavailable, errs.StoreCorrupt, errs.EdgeUnreachable, errs.ConnectionLost},
+		line:   v1.CollectReport{},
+	}, s.collectNow)
+	handleStream(s, op{
+		id: "warm-image", method: http.MethodPost, path: "/v1/store/warm", tag: tag, right: v1.RightImage, body: -1,
+		summary: "Fetch an image in advance",
+		text:    "Onto nodes: what the image's first start read, or all of it. Lines tell how far each node is.",
+		errors:  []errs.Code{errs.ImageNotFound, errs.NodeNotFound}, line: v1.WarmProgress{},
+	}, s.warm)
+	handle(s, op{
+		id: "evict-image", method: http.MethodPost, path: "/v1/store/evict", tag: tag, right: v1.RightImage, body: -1,
+		summary: "Drop an image from nodes", text: "It stays in the object store and is fetched again when it is used. What sandboxes use stays.",
+		errors: []errs.Code{errs.ImageNotFound, errs.NodeNotFound},
+	}, s.evict)
 }
 
 func (s *Server) adminRoutes() {

@@ -211,8 +211,7 @@ func working[T any](ctx context.Context, p *Pool, node v1.Node, method string, r
 		return out, err
 	}
 	defer s.Cancel()
-	out, err = receive[T](ctx, s, progress)
-	return out, answer(ctx, node, err)
+	return out, answer(ctx, node, receive(ctx, s, method, progress, &out))
 }
 
 const importChunk = 256 << 10
@@ -240,7 +239,8 @@ func (p *Pool) Import(ctx context.Context, node v1.Node, req *msg.ImageImportReq
 			cancel(err)
 		}
 	}()
-	image, err := receive[v1.Image](ctx, s, progress)
+	var image v1.Image
+	err = receive(ctx, s, "image.import", progress, &image)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
@@ -269,29 +269,29 @@ func sendAll(ctx context.Context, s *aether.Stream, body io.Reader) error {
 	}
 }
 
-func receive[T any](ctx context.Context, s *aether.Stream, progress func(*msg.ImageProgress) error) (out T, err error) {
+// receive reads progress, and then the answer into out.
+func receive(ctx context.Context, s *aether.Stream, method string, progress func(*msg.ImageProgress) error, out any) error {
 	for {
 		f, err := s.Recv(ctx)
 		if errors.Is(err, io.EOF) {
 			var doc msg.Document
 			if err := s.Result(&doc); err != nil {
-				return out, err
+				return err
 			}
-			err := json.Unmarshal(doc.Json, &out)
-			return out, errs.Wrap(errs.ProtocolError, "edge.call", "the edge's answer does not parse", err)
+			return errs.Wrap(errs.ProtocolError, method, "the edge's answer does not parse", json.Unmarshal(doc.Json, out))
 		}
 		if err != nil {
-			return out, err
+			return err
 		}
 		if !f.IsMessage {
 			continue
 		}
 		var m msg.ImageProgress
 		if err := m.ParseWire(f.Payload); err != nil {
-			return out, err
+			return err
 		}
 		if err := progress(&m); err != nil {
-			return out, err
+			return err
 		}
 	}
 }

@@ -5,14 +5,17 @@ package local
 
 import (
 	"context"
+	"errors"
 	"io"
 	"slices"
 	"time"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
+	"dsec/internal/image"
 	"dsec/internal/image/source"
 	"dsec/internal/image/store"
+	"dsec/internal/image/trace"
 )
 
 // Images implements edge.Images and container.Layers over a store.
@@ -97,8 +100,77 @@ func (i *Images) Acquire(ctx context.Context, img *v1.Image) (mounts []int, rele
 		release()
 		return nil, nil, err
 	}
+	i.store.Trace(img.Digest, layers(img))
 	if len(img.Parts) == 0 {
 		i.store.Used(unwire(img))
 	}
 	return mounts, release, nil
+}
+
+// Roots implements edge.Images.
+func (i *Images) Roots() ([]v1.Layer, error) {
+	list, err := i.store.Roots()
+	return wireLayers(list), err
+}
+
+// Cache implements edge.Images.
+func (i *Images) Cache(of []v1.Layer) v1.ImageCache {
+	c := i.store.Cache()
+	out := v1.ImageCache{Mode: string(c.Mode()), UsedBytes: c.Used(), LimitBytes: c.Limit()}
+	list := layers(&v1.Image{Layers: of})
+	if of == nil {
+		list = i.store.Layers()
+	}
+	for n, has := range i.store.Cached(list) {
+		out.Layers = append(out.Layers, v1.LayerCache{
+			MetaDigest: list[n].MetaDigest, CachedBytes: has.MetaBytes + has.Cached, ReadBytes: has.Read, FetchedBytes: has.Fetched, FailedReads: has.Failed,
+		})
+	}
+	return out
+}
+
+// Warm implements edge.Images.
+func (i *Images) Warm(ctx context.Context, img *v1.Image, all bool, progress func(done, total int64)) (traced bool, err error) {
+	var t trace.Trace
+	if !all {
+		if t, err = i.store.LoadTrace(ctx, img.Digest); err != nil {
+			return false, err
+		}
+	}
+	return t != nil, i.store.Warm(ctx, layers(img), all, t, progress)
+}
+
+// Evict implements edge.Images.
+func (i *Images) Evict(list []v1.Layer) (freed int64, inUse int, err error) {
+	for _, l := range layers(&v1.Image{Layers: list}) {
+		i.mounts.Forget(l)
+		has := i.store.Cached([]image.Layer{l})[0]
+		switch err := i.store.Drop(l); {
+		case errors.Is(err, errs.StateConflict):
+			inUse++
+		case err != nil:
+			return freed, inUse, err
+		default:
+			freed += has.MetaBytes + has.Cached
+		}
+	}
+	return freed, inUse, nil
+}
+
+// Trim implements edge.Images.
+func (i *Images) Trim(keep v1.EdgeKeep) error {
+	in := func(list []string) func(string) bool {
+		set := make(map[string]bool, len(list))
+		for _, d := range list {
+			set[d] = true
+		}
+		return func(d string) bool { return set[d] }
+	}
+	keepLayer := in(keep.Layers)
+	for _, l := range i.store.Layers() {
+		if !keepLayer(l.MetaDigest) {
+			i.mounts.Forget(l)
+		}
+	}
+	return i.store.Trim(in(keep.Images), keepLayer)
 }

@@ -160,3 +160,11 @@ func recorded(c snapshot.Chain) []image.Layer {
 	}
 	return out
 }
+
+// fields of a list, which is empty if the text is.
+func fields(list string) []string {
+	if list == "" {
+		return nil
+	}
+	return strings.Split(list, ",")
+}

@@ -1,7 +1,6 @@
 package local
 
 import (
-	"strings"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -14,12 +13,7 @@ func wire(img image.Image) v1.Image {
 		Digest: img.Digest, CreatedAt: time.UnixMilli(img.CreatedUnixMS).UTC(), Bytes: img.SizeBytes, Files: img.Files,
 		Config: v1.ImageConfig(img.Config),
 	}
-	for _, l := range img.Layers {
-		out.Layers = append(out.Layers, v1.Layer{
-			Kind: l.Kind, MetaDigest: l.MetaDigest, MetaBytes: l.MetaSize, DataDigest: l.DataDigest, DataBytes: l.DataSize,
-			Parent: l.Parent, View: l.View, Replaces: fields(l.Replaces), MetaObject: l.MetaObject, MapObject: l.MapObject,
-		})
-	}
+	out.Layers = wireLayers(img.Layers)
 	if img.Snapshot != nil {
 		s := v1.Snapshot(*img.Snapshot)
 		out.Snapshot = &s
@@ -27,12 +21,15 @@ func wire(img image.Image) v1.Image {
 	return out
 }
 
-// fields of a list, which is empty if the text is.
-func fields(list string) []string {
-	if list == "" {
-		return nil
+func wireLayers(list []image.Layer) []v1.Layer {
+	var out []v1.Layer
+	for _, l := range list {
+		out = append(out, v1.Layer{
+			Kind: l.Kind, MetaDigest: l.MetaDigest, MetaBytes: l.MetaSize, DataDigest: l.DataDigest, DataBytes: l.DataSize,
+			Parent: l.Parent, View: l.View, Replaces: l.Replaces, MetaObject: l.MetaObject, MapObject: l.MapObject,
+		})
 	}
-	return strings.Split(list, ",")
+	return out
 }
 
 // unwire is the image that wire made img of.
@@ -54,7 +51,7 @@ func layers(img *v1.Image) []image.Layer {
 	for i, l := range img.Layers {
 		out[i] = image.Layer{
 			Kind: l.Kind, MetaDigest: l.MetaDigest, MetaSize: l.MetaBytes, DataDigest: l.DataDigest, DataSize: l.DataBytes,
-			Parent: l.Parent, View: l.View, Replaces: strings.Join(l.Replaces, ","), MetaObject: l.MetaObject, MapObject: l.MapObject,
+			Parent: l.Parent, View: l.View, Replaces: l.Replaces, MetaObject: l.MetaObject, MapObject: l.MapObject,
 		}
 	}
 	return out

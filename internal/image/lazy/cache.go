@@ -162,6 +162,7 @@ type Cache struct {
 	done   map[*blob]bool // complete since the janitor looked
 	fuse   *fuseServer
 	closed bool
+	gone   Stats // of blobs that were removed
 
 	trimMu   sync.Mutex
 	used     atomic.Int64 // bytes of filled chunks
@@ -812,8 +813,38 @@ func (c *Cache) Stats() map[string]Stats {
 	return out
 }
 
+// Totals are the counts of all blobs since the cache was opened, also of those that went.
+func (c *Cache) Totals() Stats {
+	c.mu.Lock()
+	all := c.gone
+	blobs := make([]*blob, 0, len(c.blobs))
+	for _, b := range c.blobs {
+		blobs = append(blobs, b)
+	}
+	c.mu.Unlock()
+	for _, b := range blobs {
+		all.add(b.counts())
+	}
+	return all
+}
+
+func (s *Stats) add(o Stats) {
+	s.Reads += o.Reads
+	s.Hits += o.Hits
+	s.Failed += o.Failed
+	s.Read += o.Read
+	s.Fetched += o.Fetched
+	s.Ahead += o.Ahead
+	s.Fetches += o.Fetches
+	s.Evicted += o.Evicted
+	s.Cached += o.Cached
+}
+
 // Used is how many bytes of data the cache holds.
 func (c *Cache) Used() int64 { return c.used.Load() }
+
+// Limit is what Options said; 0 is none.
+func (c *Cache) Limit() int64 { return c.opts.Limit }
 
 // Unclaimed lists blobs that an earlier process served and that nobody has opened
 // in this one. They are served until they are not mounted any more.

@@ -141,6 +141,15 @@ func (m *Mounts) drop(e *mounted, key string) {
 	}
 }
 
+// Forget unmounts a layer that no one uses.
+func (m *Mounts) Forget(l image.Layer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e := m.byMeta[l.MetaDigest]; e != nil && e.users == 0 {
+		m.drop(e, l.MetaDigest)
+	}
+}
+
 // Held counts the layers mounted now, and those of them in use.
 func (m *Mounts) Held() (mounted, inUse int) {
 	m.mu.Lock()

@@ -39,6 +39,12 @@ type Store struct {
 	maps    object.Store
 	data    *lazy.Cache
 
+	closing context.Context // ends with Close
+	end     context.CancelFunc
+	tasks   sync.WaitGroup
+
+	tracing map[string]bool // images of which a trace was or is recorded; guarded by mu
+
 	mu     sync.Mutex // guards the maps, and the directory but for data
 	images map[string]image.Image
 	layers map[string]image.Layer // by metadata digest
@@ -62,7 +68,7 @@ type Options struct {
 func Open(ctx context.Context, dir string, opts Options) (_ *Store, err error) {
 	s := &Store{
 		dir: dir, now: opts.Now, log: opts.Log, objects: opts.Objects,
-		images: map[string]image.Image{}, layers: map[string]image.Layer{}, pins: map[string]*pin{}, uses: map[string]int{}, own: map[string]own{},
+		images: map[string]image.Image{}, layers: map[string]image.Layer{}, pins: map[string]*pin{}, uses: map[string]int{}, own: map[string]own{}, tracing: map[string]bool{},
 	}
 	if s.now == nil {
 		s.now = time.Now
@@ -70,6 +76,7 @@ func Open(ctx context.Context, dir string, opts Options) (_ *Store, err error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
+	s.closing, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	for _, d := range []string{"meta", "layers", "images", "own", "tmp"} {
 		if err := os.MkdirAll(s.path(d), 0o700); err != nil {
 			return nil, layer.DiskError("make store directory", err)
@@ -108,6 +115,10 @@ func Open(ctx context.Context, dir string, opts Options) (_ *Store, err error) {
 // Close gives the store up to other processes. Readers of what is not there yet wait for
 // the next one.
 func (s *Store) Close() error {
+	s.mu.Lock()
+	s.end()
+	s.mu.Unlock()
+	s.tasks.Wait()
 	var all []error
 	if s.data != nil {
 		all = append(all, s.data.Close())

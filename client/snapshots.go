@@ -33,6 +33,19 @@ func (s *Sandbox) Snapshot(ctx context.Context, name string, o SnapshotOptions) 
 	return img, nil
 }
 
+// MakeImage is Snapshot with a plain image as its result, called name, which replaces one that has the
+// name. It says of running it what config says; nil: what the sandbox's image and spec did.
+func (s *Sandbox) MakeImage(ctx context.Context, name string, config *v1.ImageConfig, o SnapshotOptions) (*Image, error) {
+	if err := element(s.id, false, errs.SandboxNotFound); err != nil {
+		return nil, err
+	}
+	img, err := s.c.makeImage(ctx, "/v1/sandboxes/"+s.id+"/snapshot", v1.SnapshotRequest{Image: name, Config: config, LeaveOut: o.LeaveOut}, o.Progress)
+	if err != nil {
+		return nil, about("make image", name, err)
+	}
+	return img, nil
+}
+
 // makeImage does a request that tells its progress and ends with an image.
 func (c *Client) makeImage(ctx context.Context, path string, req any, progress func(v1.ImageProgress)) (*Image, error) {
 	for p, err := range stream[v1.ImageProgress](ctx, c, http.MethodPost, path, nil, req) {

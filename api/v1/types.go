@@ -41,8 +41,10 @@ const SnapshotPrefix = "snap:"
 
 // SnapshotRequest asks for a snapshot of a sandbox.
 type SnapshotRequest struct {
-	Name     string   `json:"name,omitempty" maxLength:"200" doc:"Without snap:; empty: one is made up."`
-	LeaveOut []string `json:"leave_out,omitempty" maxItems:"1000" doc:"Patterns of paths that it must not have: /etc/app.key, *.pem, .aws/credentials, /var/cache/**. Without a leading slash they hold at any depth."`
+	Name     string       `json:"name,omitempty" maxLength:"200" doc:"Without snap:; empty: one is made up."`
+	LeaveOut []string     `json:"leave_out,omitempty" maxItems:"1000" doc:"Patterns of paths that it must not have: /etc/app.key, *.pem, .aws/credentials, /var/cache/**. Without a leading slash they hold at any depth."`
+	Image    string       `json:"image,omitempty" maxLength:"255" doc:"Name of an image to make instead, which belongs to no lineage; one that has it is replaced. Needs the right image, too."`
+	Config   *ImageConfig `json:"config,omitempty" doc:"With image: what it says about running it, instead of what the sandbox's did."`
 }
 
 // Kinds of ImagePart.
@@ -328,8 +330,10 @@ type EdgeFork struct {
 
 // EdgeSnapshot is what the apiserver asks an edge for. It travels in aether/msg.Document.
 type EdgeSnapshot struct {
-	ID       string   `json:"id"`
-	LeaveOut []string `json:"leave_out,omitempty"`
+	ID       string       `json:"id"`
+	LeaveOut []string     `json:"leave_out,omitempty"`
+	Plain    bool         `json:"plain,omitempty"` // an image that belongs to no lineage
+	Config   *ImageConfig `json:"config,omitempty"`
 }
 
 // EdgePush is what the apiserver asks an edge for. It travels in aether/msg.Document.

@@ -102,7 +102,7 @@ func (a *app) imageLsCmd() *cobra.Command {
 				return err
 			}
 			if !all {
-				images = slices.DeleteFunc(images, func(img client.Image) bool { return img.Snapshot != nil })
+				images = slices.DeleteFunc(images, func(img client.Image) bool { return strings.HasPrefix(img.Name, v1.SnapshotPrefix) })
 			}
 			switch {
 			case asJSON:

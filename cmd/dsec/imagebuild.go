@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -13,21 +15,23 @@ import (
 )
 
 func (a *app) imageBuildCmd() *cobra.Command {
-	var recipe string
-	var asJSON bool
+	var recipe, steps string
+	var asJSON, noCache bool
+	var sf specFlags
+	places := []string{stepsSandbox, stepsHost}
 	cmd := &cobra.Command{
 		Use:   "build NAME -f RECIPE",
 		Short: "Make an image by a recipe",
-		Long: `Builds the root file system that a recipe describes on this machine, as root, and
-imports it. A recipe is YAML with these fields; others are errors:
+		Long: `Makes an image as a recipe says. What it starts from is made on this machine, as root, by
+Debian's own tools, or is an image of the catalogue; its steps then run in a sandbox of that, and what they
+changed is a layer on top. A recipe is YAML with these fields; others are errors:
 
-  from      debian, busybox or scratch (nothing at all); building upon an image that was
-            imported comes later
+  from      debian, busybox, scratch (nothing at all), or the name of an image
   suite     the release of debian, such as bookworm
   packages  of debian, a list: what to install besides the base
   steps     a list of things to do, in this order, each one of
-              run: a shell command, run as root inside the new root file system, with
-                   this machine's network; it fails with its first command that does
+              run: a shell command, run as root in the sandbox; it fails with its first
+                   command that does
               copy: {src: file or directory beside the recipe, dest: absolute path,
                    mode: "0755" (of files; default the source's), user: uid (default 0)}
   env       environment of every process, and of run steps: {NAME: value}
@@ -35,8 +39,14 @@ imports it. A recipe is YAML with these fields; others are errors:
   cmd       what the image is for, a list; only recorded ('dsec image inspect')
   labels    of the image: {name: value}
 
-images/ has examples; images/with-steps has steps. A recipe is trusted like a script that
-you run as root: its run steps are in no sandbox.`,
+Sandboxes have no network yet. Steps that need one are for --steps host: they run on this machine as
+root, in no sandbox, with its network; trust such a recipe like a script that you run as root.
+
+Each step's result is kept as the snapshot build-KEY, and what a recipe starts from as the image
+build-base:KEY. A later build whose recipe is the same up to a step, with the same files, goes on
+from there. 'dsec snapshot rm' and 'dsec image rm' remove them; --no-cache does without.
+
+images/ has examples; images/with-steps has steps.`,
 		Example: "  dsec image build debian -f images/debian-python/recipe.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -47,23 +57,55 @@ you run as root: its run steps are in no sandbox.`,
 			if err != nil {
 				return err
 			}
-			return a.buildImage(cmd.Context(), args[0], r, asJSON)
+			if !slices.Contains(places, steps) {
+				return usagef("--steps %q: it is one of %s", steps, strings.Join(places, ", "))
+			}
+			if steps == stepsHost && r.UponImage() {
+				return usagef("--steps host is for recipes that start from debian, busybox or scratch, not from an image")
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if _, err := c.Health(cmd.Context()); err != nil { // before minutes of building for nobody
+				return err
+			}
+			var img *client.Image
+			if steps == stepsHost || len(r.Steps) == 0 && !r.UponImage() {
+				img, err = a.buildOnHost(cmd.Context(), args[0], r)
+			} else {
+				b := &stepsBuild{a: a, c: c, name: args[0], recipe: r, sf: &sf, cache: !noCache}
+				img, err = b.run(cmd.Context())
+			}
+			if err != nil {
+				return fmt.Errorf("build image %s: %w", args[0], err)
+			}
+			return a.imported(img, asJSON)
 		},
 	}
 	cmd.Flags().StringVarP(&recipe, "file", "f", "", "recipe")
+	cmd.Flags().StringVar(&steps, "steps", stepsSandbox, "where steps run: sandbox, or host for those that need the network")
+	cmd.RegisterFlagCompletionFunc("steps", cobra.FixedCompletions(places, cobra.ShellCompDirectiveNoFileComp))
+	cmd.Flags().BoolVar(&noCache, "no-cache", false, "use nothing of earlier builds and keep nothing for later ones")
+	sf.flags, sf.memory, sf.pids = cmd.Flags(), 2<<30, 4096
+	cmd.Flags().Var(&sf.memory, "memory", "memory limit of the steps' sandbox")
+	cmd.Flags().Var(&sf.cpu, "cpu", "CPU limit of the steps' sandbox (default 1)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the image as JSON")
 	cmd.MarkFlagFilename("file", "yaml", "yml")
 	return cmd
 }
 
-// buildImage streams what the build makes into the import.
-func (a *app) buildImage(ctx context.Context, name string, r *build.Recipe, asJSON bool) error {
+// Where steps run.
+const (
+	stepsSandbox = "sandbox"
+	stepsHost    = "host"
+)
+
+// buildOnHost streams what the build makes into the import.
+func (a *app) buildOnHost(ctx context.Context, name string, r *build.Recipe) (*client.Image, error) {
 	c, err := a.client()
 	if err != nil {
-		return err
-	}
-	if _, err := c.Health(ctx); err != nil { // before minutes of building for nobody
-		return err
+		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -77,7 +119,7 @@ func (a *app) buildImage(ctx context.Context, name string, r *build.Recipe, asJS
 	// The import starts with the first bytes, which come when everything is built.
 	first := make([]byte, 1)
 	if _, err := io.ReadFull(pr, first); err != nil {
-		return fmt.Errorf("build image %s: %w", name, <-built)
+		return nil, <-built
 	}
 	img, err := a.importImage(name, 0, client.ImportOptions{Format: client.FormatDockerArchive}, func(o client.ImportOptions) (*client.Image, error) {
 		return c.Import(ctx, name, io.MultiReader(bytes.NewReader(first), pr), o)
@@ -86,10 +128,7 @@ func (a *app) buildImage(ctx context.Context, name string, r *build.Recipe, asJS
 		cancel(err)
 		pr.CloseWithError(err)
 		<-built
-		return err
+		return nil, err
 	}
-	if err := <-built; err != nil {
-		return fmt.Errorf("build image %s: %w", name, err)
-	}
-	return a.imported(img, asJSON)
+	return img, <-built
 }

@@ -83,7 +83,7 @@ func (e *Edge) packTemporary(ctx context.Context, s *sandbox, leaveOut []string)
 
 // dropTemporary removes a fork's image if nothing uses it any more.
 func (e *Edge) dropTemporary(img *v1.Image) {
-	if img == nil || img.Snapshot == nil || !img.Snapshot.Temporary {
+	if img == nil || !temporary(img) {
 		return
 	}
 	e.tempMu.Lock()

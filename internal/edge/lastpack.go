@@ -43,10 +43,13 @@ func (l *lastPack) entries() int {
 	return l.seen.Entries()
 }
 
+// temporary tells whether an image is a fork's.
+func temporary(img *v1.Image) bool { return img.Snapshot != nil && img.Snapshot.Temporary }
+
 // rememberPack keeps what a pack saw for the next one. A fork's image goes with the children, so that
 // it takes the place of no other. With the sandbox's token.
 func (e *Edge) rememberPack(s *sandbox, l *lastPack) {
-	if l != nil && l.entries() > 0 && l.image.Snapshot != nil && l.image.Snapshot.Temporary && s.last != nil && !s.last.image.Snapshot.Temporary {
+	if l != nil && l.entries() > 0 && temporary(&l.image) && s.last != nil && !temporary(&s.last.image) {
 		return
 	}
 	freed := s.last.entries()

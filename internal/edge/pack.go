@@ -22,6 +22,7 @@ type Pack struct {
 	On     *v1.Image      // what the layer is made on
 	Config v1.ImageConfig // of the image that comes of it
 	About  v1.Snapshot    // without what the manifest says
+	Plain  bool           // without About: an image as any other
 	// Write makes the layer.
 	Write func(data layer.Blob, meta io.Writer) (layer.Result, snapshot.Manifest, error)
 }
@@ -34,7 +35,7 @@ func (e *Edge) snapshot(ctx context.Context, req *v1.EdgeSnapshot, progress func
 	if s == nil {
 		return v1.Image{}, e.absent(req.ID)
 	}
-	img, err := e.pack(ctx, s, packing{leaveOut: req.LeaveOut, progress: progress})
+	img, err := e.pack(ctx, s, packing{leaveOut: req.LeaveOut, plain: req.Plain, config: req.Config, progress: progress})
 	if err != nil {
 		x := *errs.Of(err)
 		x.Node, x.Sandbox = e.id, req.ID
@@ -47,6 +48,8 @@ func (e *Edge) snapshot(ctx context.Context, req *v1.EdgeSnapshot, progress func
 type packing struct {
 	leaveOut  []string
 	temporary bool
+	plain     bool            // the image belongs to no lineage
+	config    *v1.ImageConfig // nil: as the sandbox runs programs
 	progress  func(v1.ImageProgress)
 }
 
@@ -74,11 +77,15 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 		on, since = &s.last.image, s.last.seen
 		defer e.packOn(s, "")
 	}
+	config := configOf(s.image, &v.Spec)
+	if p.config != nil {
+		config = *p.config
+	}
 	tell := Thin(p.progress)
 	for {
 		next := &snapshot.Seen{}
 		img, err := e.cfg.Images.Pack(ctx, Pack{
-			On: on, Config: configOf(s.image, &v.Spec),
+			On: on, Config: config, Plain: p.plain,
 			About: v1.Snapshot{Source: v.ID, Parents: parentsOf(on), Labels: v.Spec.Labels, Temporary: p.temporary},
 			Write: func(data layer.Blob, meta io.Writer) (layer.Result, snapshot.Manifest, error) {
 				res, man, err := packer.Pack(ctx, backend.PackOptions{
@@ -113,7 +120,7 @@ func (e *Edge) packOn(s *sandbox, digest string) bool {
 
 // parentsOf are the images that a snapshot of a sandbox of img is made on.
 func parentsOf(img *v1.Image) []string {
-	if img.Snapshot != nil && img.Snapshot.Temporary {
+	if temporary(img) {
 		return img.Snapshot.Parents // it goes before the snapshot does
 	}
 	return img.Digests()

@@ -33,7 +33,7 @@ func TestRecipeWithSteps(t *testing.T) {
 	}
 	bad := filepath.Join(t.TempDir(), "recipe.yaml")
 	for text, code := range map[string]string{
-		"from: scratch\nfrum: x\n": "bad_request", "from: busybox\nsteps: [{run: ls /none}]\n": "build_failed", "from: with-steps\n": "bad_request",
+		"from: scratch\nfrum: x\n": "bad_request", "from: busybox\nsteps: [{run: ls /none}]\n": "build_failed", "from: none-such\n": "image_not_found",
 	} {
 		if err := os.WriteFile(bad, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -70,14 +71,26 @@ func (s *Server) snapshotSandbox(ctx context.Context, req *request, _ *http.Requ
 	if err != nil {
 		return err
 	}
-	name, release, err := s.takeSnapshotName(in.Body.Name)
-	if err != nil {
-		return err
+	name := in.Body.Image
+	switch {
+	case name == "" && in.Body.Config != nil:
+		return badField("config", "is for an image; a snapshot has the sandbox's")
+	case name != "" && in.Body.Name != "":
+		return badField("image", "give the name of a snapshot or of an image, not both")
+	case name != "":
+		if err := errors.Join(req.principal.Require(v1.RightImage), checkPlainName(name)); err != nil {
+			return err
+		}
+	default:
+		var release func()
+		if name, release, err = s.takeSnapshotName(in.Body.Name); err != nil {
+			return err
+		}
+		defer release()
 	}
-	defer release()
 	out := s.newLines(req, "application/x-ndjson")
 	defer out.end()
-	img, err := s.cfg.Edges.Snapshot(ctx, node, &v1.EdgeSnapshot{ID: in.ID, LeaveOut: in.Body.LeaveOut}, out.progress)
+	img, err := s.cfg.Edges.Snapshot(ctx, node, &v1.EdgeSnapshot{ID: in.ID, LeaveOut: in.Body.LeaveOut, Plain: in.Body.Image != "", Config: in.Body.Config}, out.progress)
 	if err != nil {
 		s.noteGone(in.ID, err)
 	}

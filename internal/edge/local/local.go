@@ -80,7 +80,7 @@ func (i *Images) Ready(img *v1.Image) error {
 			return err
 		}
 	}
-	if img.Snapshot == nil || len(img.Parts) > 0 {
+	if len(img.Parts) > 0 {
 		return nil
 	}
 	return chainOf(list).Check()

@@ -51,9 +51,11 @@ func (i *Images) Pack(ctx context.Context, p edge.Pack) (v1.Image, error) {
 	about := image.Snapshot(p.About)
 	about.Entries, about.Bytes, about.Notes = man.Entries, man.Bytes, man.Notes
 	about.LeftOut, about.Omitted = man.LeftOut[:min(len(man.LeftOut), listedOut)], man.LeftOutCount
-	img, err := i.store.AddImage(ctx, image.Image{
-		Files: p.On.Files + man.Entries, Layers: recorded(chain), Config: image.Config(p.Config), Snapshot: &about,
-	})
+	made := image.Image{Files: p.On.Files + man.Entries, Layers: recorded(chain), Config: image.Config(p.Config), Snapshot: &about}
+	if p.Plain {
+		made.Snapshot, made.Notes = nil, man.Notes
+	}
+	img, err := i.store.AddImage(ctx, made)
 	if err != nil {
 		return v1.Image{}, err
 	}

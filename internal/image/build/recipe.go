@@ -125,9 +125,11 @@ func (r *Recipe) check() error {
 			return fmt.Errorf("suite and packages are for from: debian, not %s", r.From)
 		}
 	case "":
-		return errors.New("from is missing: debian, busybox or scratch")
-	default:
-		return fmt.Errorf("from %q: use debian, busybox or scratch; an image that was imported cannot be built upon yet", r.From)
+		return errors.New("from is missing: debian, busybox, scratch or the name of an image")
+	default: // an image of the catalogue
+		if r.Suite != "" || len(r.Packages) > 0 {
+			return fmt.Errorf("suite and packages are for from: debian, not %s", r.From)
+		}
 	}
 	for i, s := range r.Steps {
 		if err := s.check(); err != nil {

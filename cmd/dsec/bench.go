@@ -26,6 +26,8 @@ type benchFlags struct {
 	hold              bool
 	line, dir         string
 	settle            time.Duration
+	sizes             []string
+	children          int
 	connections       int
 	peerable          bool
 }
@@ -46,6 +48,8 @@ errors are shown. What it makes is labelled and removed, also after Ctrl-C. With
 		a.benchVerb("session", "Commands in persistent shell sessions", 10000, a.benchSession),
 		a.benchVerb("files", "A file up and down again", 1, a.benchFiles),
 		a.benchVerb("stream", "A command's stdout to this process", 1, a.benchStream),
+		a.benchVerb("snapshot", "Snapshots of sandboxes that changed much, a second after little, and creates from them", 3, a.benchSnapshot),
+		a.benchVerb("fork", "A sandbox into many", 3, a.benchFork),
 		a.benchVerb("memory", "What an idle sandbox costs this machine, kernel included (overstated below 500)", 100, a.benchMemory),
 	)
 	return cmd
@@ -92,6 +96,12 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 	case "stream":
 		cmd.Long = "Stream measures the stdout of 'head -c SIZE /dev/zero'; every byte is counted. The image's\n" +
 			"head counts too: GNU's writes large pieces, busybox's small ones and is the limit itself."
+	case "snapshot":
+		f.StringSliceVar(&b.sizes, "sizes", []string{"10MiB", "100MiB", "1000MiB"}, "how much the sandboxes change, each")
+	case "fork":
+		b.size = 100 << 20
+		f.Var(&b.size, "size", "how much the sandbox changes before")
+		f.IntVar(&b.children, "children", 16, "how many children of each fork")
 	case "memory":
 		f.DurationVar(&b.settle, "settle", 3*time.Second, "wait before memory is read")
 	}
@@ -204,6 +214,25 @@ func (a *app) benchMemory(ctx context.Context, b *benchFlags, d bench.DSec, l be
 		return nil, usagef("memory is read from this machine; %s is another one", d.Client.URL())
 	}
 	return one(bench.Memory(ctx, d, l.N, l.Parallel, b.settle))
+}
+
+func (a *app) benchSnapshot(ctx context.Context, b *benchFlags, d bench.DSec, l bench.Load) ([]bench.Result, error) {
+	var sizes []int64
+	for _, s := range b.sizes {
+		n, err := parseBytes(s)
+		if err != nil {
+			return nil, err
+		}
+		sizes = append(sizes, n)
+	}
+	return bench.Snapshot(ctx, d, l, sizes)
+}
+
+func (a *app) benchFork(ctx context.Context, b *benchFlags, d bench.DSec, l bench.Load) ([]bench.Result, error) {
+	if b.children < 1 || b.children > 1000 {
+		return nil, usagef("--children %d: it must be 1 to 1000", b.children)
+	}
+	return one(bench.Fork(ctx, d, l, int64(b.size), b.children))
 }
 
 func one(r bench.Result, err error) ([]bench.Result, error) {

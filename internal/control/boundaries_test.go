@@ -18,7 +18,7 @@ func TestImportBoundaries(t *testing.T) {
 		return strings.Fields(string(out))
 	}
 	for pkg, forbidden := range map[string][]string{
-		"dsec/internal/control":           {"dsec/internal/edge", "dsec/internal/backend", "dsec/internal/guest", "dsec/client", "dsec/cmd",
+		"dsec/internal/control": {"dsec/internal/edge", "dsec/internal/backend", "dsec/internal/guest", "dsec/client", "dsec/cmd",
 			"dsec/internal/image/layer", "dsec/internal/image/lazy", "dsec/internal/image/store", "dsec/internal/image/source"},
 		"dsec/internal/control/placement": {"dsec/aether", "net/http", "go.etcd.io"},
 		"dsec/internal/control/watcher":   {"dsec/aether", "net/http", "go.etcd.io"},

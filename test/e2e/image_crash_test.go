@@ -145,6 +145,14 @@ func TestAKilledCollectionTakesNothingThatIsNeeded(t *testing.T) {
 		checkSums(t, sb, sums)
 		bed.Remove(t, sb)
 	}
+	// As if the leases of the dead had run out, a quarter of an hour later.
+	b.Kill(t)
+	if err := os.RemoveAll(filepath.Join(b.Data, "store", "lease")); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	bed.Eventually(t, "the garbage is gone", func() error {
 		if r := b.CLI(t, "image", "gc", "--grace", "0"); r.Code != 0 {
 			return errors.New(r.Stderr) // the killed one's claim is still there

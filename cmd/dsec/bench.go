@@ -30,6 +30,9 @@ type benchFlags struct {
 	children          int
 	connections       int
 	peerable          bool
+	ownImage          bool
+	busybox           string
+	archives          []string
 }
 
 func (a *app) benchCmd() *cobra.Command {
@@ -50,6 +53,7 @@ errors are shown. What it makes is labelled and removed, also after Ctrl-C. With
 		a.benchVerb("stream", "A command's stdout to this process", 1, a.benchStream),
 		a.benchVerb("snapshot", "Snapshots of sandboxes that changed much, a second after little, and creates from them", 3, a.benchSnapshot),
 		a.benchVerb("fork", "A sandbox into many", 3, a.benchFork),
+		a.benchVerb("image", "An image of its own: import, first command of a cold one, alone and many at once, reads", 3, a.benchImage),
 		a.benchVerb("memory", "What an idle sandbox costs this machine, kernel included (overstated below 500)", 100, a.benchMemory),
 	)
 	return cmd
@@ -71,7 +75,10 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 	}
 	f := cmd.Flags()
 	b.sf.flags = f
-	f.StringVar(&b.image, "image", "", "image of the sandboxes")
+	if name != "image" {
+		f.StringVar(&b.image, "image", "", "image of the sandboxes")
+	}
+	b.ownImage = name == "image"
 	f.StringVar(&b.sf.backend, "backend", "", "kind of isolation (default container)")
 	f.Var(&b.sf.memory, "memory", "memory limit of each sandbox (default 512MiB)")
 	f.Var(&b.sf.cpu, "cpu", "CPU limit of each sandbox (default 1)")
@@ -102,10 +109,22 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 		b.size = 100 << 20
 		f.Var(&b.size, "size", "how much the sandbox changes before")
 		f.IntVar(&b.children, "children", 16, "how many children of each fork")
+	case "image":
+		b.size, b.parallel = 1<<30, 64
+		f.Lookup("parallel").DefValue = "64"
+		f.Var(&b.size, "size", "bytes of the image")
+		f.StringVar(&b.busybox, "busybox", "/bin/busybox", "static busybox of this machine, for the image's programs")
+		f.StringArrayVar(&b.archives, "archive", nil, "compressed image whose size in the store is measured; may be repeated")
+		cmd.Long = `Image makes an image of files of which half does not compress, starts it --count times where
+nothing of it is on the node, and then --parallel at once: a create and a command that
+reads 5 % of the files. Then it reads what is there, and as much of a plain file. Start the
+server with --store-rate for a store at a distance. With --archive it compares what compressed
+images take in the store with their own sizes.`
+		cmd.Example = "  dsec up --detach --store-rate 50MB && dsec bench image\n  dsec bench image --archive python.tar.gz --archive node.tar.gz"
 	case "memory":
 		f.DurationVar(&b.settle, "settle", 3*time.Second, "wait before memory is read")
 	}
-	if name != "memory" {
+	if name != "memory" && name != "image" {
 		f.DurationVar(&b.duration, "duration", 0, "go on for this time instead of --count")
 	}
 	if b.peerable {
@@ -113,7 +132,9 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 		f.StringVar(&b.peerImage, "peer-image", "", "its image (default the same name)")
 		f.StringVar(&b.socket, "peer-socket", peers.DockerSocket, "its socket")
 	}
-	cmd.RegisterFlagCompletionFunc("image", a.completeImages(-1))
+	if !b.ownImage {
+		cmd.RegisterFlagCompletionFunc("image", a.completeImages(-1))
+	}
 	return cmd
 }
 
@@ -122,7 +143,7 @@ func (a *app) benchRun(ctx context.Context, b *benchFlags, run benchRun) error {
 	switch {
 	case b.parallel < 1 || b.count < 1 || b.duration < 0 || b.connections < 1:
 		return usagef("--count, --parallel, --connections must be at least 1, --duration not negative")
-	case b.image == "" && b.sf.backend != "hollow":
+	case b.image == "" && b.sf.backend != "hollow" && !b.ownImage:
 		return usagef("--image is missing; 'dsec image ls' lists what there is")
 	case b.peer != "" && b.peer != "docker":
 		return usagef("--peer %q: only docker is known", b.peer)
@@ -207,6 +228,10 @@ func (a *app) benchFiles(ctx context.Context, b *benchFlags, d bench.DSec, l ben
 
 func (a *app) benchStream(ctx context.Context, b *benchFlags, d bench.DSec, l bench.Load) ([]bench.Result, error) {
 	return one(bench.Stream(ctx, d, l, int64(b.size)))
+}
+
+func (a *app) benchImage(ctx context.Context, b *benchFlags, d bench.DSec, l bench.Load) ([]bench.Result, error) {
+	return bench.Image(ctx, d, bench.ImageOptions{Size: int64(b.size), Busybox: b.busybox, Parallel: l.Parallel, Repeat: l.N, Archives: b.archives})
 }
 
 func (a *app) benchMemory(ctx context.Context, b *benchFlags, d bench.DSec, l bench.Load) ([]bench.Result, error) {

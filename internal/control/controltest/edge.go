@@ -52,6 +52,8 @@ type Edge struct {
 	creating  map[string]chan struct{} // closed when the create is over
 	removed   map[string]bool
 	images    map[string]v1.Image
+	roots     []v1.Layer
+	kept      *v1.EdgeKeep
 	seq       uint64
 	log       []v1.EdgeEvent // since the start; seq of log[i] is i+1 (0 is the empty start)
 	changed   chan struct{}
@@ -149,6 +151,11 @@ func (e *Edge) Serve() {
 			"image.import":   e.imageImport,
 			"image.delete":   aether.Unary(e.imageDelete),
 			"image.list":     aether.Unary(e.imageList),
+			"image.roots":    aether.Unary(e.imageRoots),
+			"image.cache":    aether.Unary(e.imageCache),
+			"image.warm":     e.imageWarm,
+			"image.evict":    aether.Unary(e.imageEvict),
+			"image.trim":     aether.Unary(e.imageTrim),
 			"process.exec":   aether.Unary(e.exec),
 		},
 	})
@@ -183,6 +190,20 @@ func (e *Edge) OnCreate(f func(context.Context, *v1.EdgeCreate) error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.onCreate = f
+}
+
+// Need makes the edge say that it needs layers.
+func (e *Edge) Need(layers ...v1.Layer) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.roots = layers
+}
+
+// Kept is what the edge was told last to keep; nil: nothing was said.
+func (e *Edge) Kept() *v1.EdgeKeep {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.kept
 }
 
 // OnImport replaces what an import does.

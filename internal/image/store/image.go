@@ -30,6 +30,9 @@ type own struct {
 // within seconds, or never.
 const ownTime = time.Hour
 
+// putTime is how long an image made here may take to be in the catalogue.
+const putTime = time.Minute
+
 // AddImage records an image of layers that AddLayer made and that are not released, or
 // that something else keeps in the object store: a sandbox, an image. It returns the
 // image with its digest, size and time. The caller has it put into the catalogue at
@@ -207,10 +210,21 @@ func (s *Store) Used(img image.Image) {
 	}
 }
 
-// Delete forgets an image, and drops what is here of layers that no other image noted
-// here has; those in use stay until they are not. Errors: image_not_found.
+// Delete forgets an image that the catalogue has no more, and drops what is here of layers
+// that no other image noted here has; those in use stay until they are not. Errors:
+// image_not_found.
 func (s *Store) Delete(digest string) error {
 	s.mu.Lock()
+	for name, o := range s.own { // but for one that was just made again
+		if o.Digest != digest || s.now().Sub(time.UnixMilli(o.UnixMS)) < putTime {
+			continue
+		}
+		if err := s.removeNote("own", name); err != nil {
+			s.mu.Unlock()
+			return err
+		}
+		delete(s.own, name)
+	}
 	img, ok := s.images[digest]
 	if !ok {
 		s.mu.Unlock()

@@ -149,12 +149,23 @@ func TestImportGetMountDelete(t *testing.T) {
 	if roots, err := s.Roots(); err != nil || len(roots) != 3 {
 		t.Errorf("roots after opening again %v, %v", roots, err)
 	}
+	if err := s.Delete(other.Digest); err != nil {
+		t.Error(err)
+	}
+	if roots, err := s.Roots(); err != nil || len(roots) != 3 {
+		t.Errorf("roots although it may have been made again %v, %v", roots, err)
+	}
+	s.Used(other)
+	s.now = func() time.Time { return time.UnixMilli(42).Add(2 * putTime) }
+	if err := s.Delete(other.Digest); err != nil {
+		t.Error(err)
+	}
+	if roots, err := s.Roots(); err != nil || len(roots) != 2 {
+		t.Errorf("roots after the removal %v, %v", roots, err)
+	}
 	s.now = func() time.Time { return time.UnixMilli(42).Add(2 * ownTime) }
 	if roots, err := s.Roots(); err != nil || len(roots) != 0 {
 		t.Errorf("roots long after %v, %v", roots, err)
-	}
-	if err := s.Delete(other.Digest); err != nil {
-		t.Error(err)
 	}
 	if err := s.Verify(t.Context(), img.Layers, nil); err != nil {
 		t.Errorf("deleting an image took another's layers: %v", err)

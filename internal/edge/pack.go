@@ -73,9 +73,11 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 		return v1.Image{}, errs.New(errs.NotSupported, "edge.pack", "the sandbox has no image")
 	}
 	on, since := s.image, (*snapshot.Seen)(nil)
-	if s.last != nil && e.packOn(s, s.last.image.Digest) {
-		on, since = &s.last.image, s.last.seen
+	if s.last != nil {
 		defer e.packOn(s, "")
+		if e.packOn(s, s.last.image.Digest) {
+			on, since = &s.last.image, s.last.seen
+		}
 	}
 	config := configOf(s.image, &v.Spec)
 	if p.config != nil {

@@ -117,7 +117,7 @@ func TestUploadThatBreaksOffMakesNoImage(t *testing.T) {
 	}
 	<-got
 	cancel()
-	pw.Close()
+	pw.CloseWithError(context.Canceled) // a mere end might be sent as the upload's
 	<-done
 	if err := <-ended; err == io.EOF {
 		t.Error("the edge took half an upload for the whole")

@@ -284,6 +284,8 @@ func TestWhatASandboxMayNotDo(t *testing.T) {
 		{"set limits of PID 1", "attack prlimit"},
 		{"take all inotify instances", "attack inotify"},
 		{"take all terminals", "attack pty"},
+		{"put a filter on a socket", "attack socketfilter"},
+		{"filter its own system calls", "attack seccomp"},
 		{"change the network", "ip link set lo down || ip link add x type bridge"},
 		{"set the clock", "date -s 2020-01-01; date +%Y | grep 2020"},
 		{"set limits of others", "echo 1000 >/proc/1/oom_score_adj"},

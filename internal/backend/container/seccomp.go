@@ -49,6 +49,11 @@ var denied = map[uint32]unix.Errno{
 	unix.SYS_NFSSERVCTL: unix.ENOSYS, unix.SYS__SYSCTL: unix.ENOSYS,
 }
 
+// filterOptions of setsockopt(2) hang a BPF program on a socket. A sandbox may have none: the
+// kernel frees each from a queue of work of the whole machine, where ten thousand that go
+// at once wait for each other for ever (kernel 6.18: bpf_prog_free).
+var filterOptions = []uint32{unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF}
+
 // deniedFamilies of socket(2): vsock reaches the host whatever the network namespace.
 var deniedFamilies = []uint32{unix.AF_VSOCK, unix.AF_ALG}
 
@@ -57,7 +62,7 @@ func seccompProgram() ([]byte, error) {
 	fail := func(e unix.Errno) bpf.Instruction { return bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(e)} }
 	allow := bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
 	// Offsets into struct seccomp_data, little-endian.
-	const nr, arch, arg0, arg2 = 0, 4, 16, 32
+	const nr, arch, arg0, arg1, arg2 = 0, 4, 16, 24, 32
 	prog := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: arch, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: auditArchX86_64, SkipTrue: 1},
@@ -78,7 +83,25 @@ func seccompProgram() ([]byte, error) {
 			bpf.LoadAbsolute{Off: arg2 + 4, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: 0, SkipTrue: 1},
 			allow, fail(unix.EPERM),
 		},
+		// Filters of one's own are BPF programs too (see filterOptions). The errors are those of a kernel
+		// without them, which the programs that sandbox themselves go on with.
+		unix.SYS_SECCOMP: {
+			bpf.LoadAbsolute{Off: arg0, Size: 4}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SECCOMP_SET_MODE_FILTER, SkipTrue: 1}, allow, fail(unix.EINVAL),
+		},
+		unix.SYS_PRCTL: {
+			bpf.LoadAbsolute{Off: arg0, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.PR_SET_SECCOMP, SkipTrue: 2},
+			bpf.LoadAbsolute{Off: arg1, Size: 4}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SECCOMP_MODE_FILTER, SkipTrue: 1},
+			allow, fail(unix.EINVAL),
+		},
 	}
+	option := []bpf.Instruction{
+		bpf.LoadAbsolute{Off: arg1, Size: 4}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOL_SOCKET, SkipTrue: 1}, allow,
+		bpf.LoadAbsolute{Off: arg2, Size: 4},
+	}
+	for _, o := range filterOptions {
+		option = append(option, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: o, SkipTrue: 1}, fail(unix.EPERM))
+	}
+	special[unix.SYS_SETSOCKOPT] = append(option, allow)
 	socket := []bpf.Instruction{bpf.LoadAbsolute{Off: arg0, Size: 4}}
 	for _, f := range deniedFamilies {
 		socket = append(socket, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: f, SkipTrue: 1}, fail(unix.EAFNOSUPPORT))

@@ -9,15 +9,15 @@ import (
 )
 
 // verdict runs the profile on one call as the kernel would.
-func verdict(t *testing.T, vm *bpf.VM, arch, nr uint32, arg0, arg2 uint64) uint32 {
+func verdict(t *testing.T, vm *bpf.VM, arch, nr uint32, args ...uint64) uint32 {
 	t.Helper()
 	data := make([]byte, 64) // struct seccomp_data, in the machine's words: this VM reads them in network order
 	binary.BigEndian.PutUint32(data[0:], nr)
 	binary.BigEndian.PutUint32(data[4:], arch)
-	binary.BigEndian.PutUint32(data[16:], uint32(arg0))
-	binary.BigEndian.PutUint32(data[20:], uint32(arg0>>32))
-	binary.BigEndian.PutUint32(data[32:], uint32(arg2))
-	binary.BigEndian.PutUint32(data[36:], uint32(arg2>>32))
+	for i, arg := range args {
+		binary.BigEndian.PutUint32(data[16+8*i:], uint32(arg))
+		binary.BigEndian.PutUint32(data[20+8*i:], uint32(arg>>32))
+	}
 	v, err := vm.Run(data)
 	if err != nil {
 		t.Fatal(err)
@@ -51,33 +51,44 @@ func TestSeccompProfile(t *testing.T) {
 		if nr > newestCall {
 			want = fail(unix.ENOSYS)
 		}
-		if got := verdict(t, vm, auditArchX86_64, nr, 0, 0); got != want {
+		if got := verdict(t, vm, auditArchX86_64, nr); got != want {
 			t.Errorf("call %d: %#x, want %#x", nr, got, want)
 		}
 	}
 	for _, c := range []struct {
 		what     string
 		arch, nr uint32
-		arg0     uint64
-		arg2     uint64
+		args     []uint64
 		want     uint32
 	}{
-		{"32-bit call", 0x40000003, unix.SYS_READ, 0, 0, unix.SECCOMP_RET_KILL_PROCESS},
-		{"x32 call", auditArchX86_64, 0x40000000 | unix.SYS_READ, 0, 0, fail(unix.ENOSYS)},
-		{"thread", auditArchX86_64, unix.SYS_CLONE, unix.CLONE_VM | unix.CLONE_THREAD, 0, unix.SECCOMP_RET_ALLOW},
-		{"user namespace", auditArchX86_64, unix.SYS_CLONE, unix.CLONE_NEWUSER, 0, fail(unix.EPERM)},
-		{"network namespace", auditArchX86_64, unix.SYS_CLONE, unix.CLONE_NEWNET | unix.CLONE_VM, 0, fail(unix.EPERM)},
-		{"unix socket", auditArchX86_64, unix.SYS_SOCKET, unix.AF_UNIX, 0, unix.SECCOMP_RET_ALLOW},
-		{"vsock", auditArchX86_64, unix.SYS_SOCKET, unix.AF_VSOCK, 0, fail(unix.EAFNOSUPPORT)},
-		{"kernel's ciphers", auditArchX86_64, unix.SYS_SOCKET, unix.AF_ALG, 0, fail(unix.EAFNOSUPPORT)},
-		{"one's own limits", auditArchX86_64, unix.SYS_PRLIMIT64, 0, 0x7fff00001000, unix.SECCOMP_RET_ALLOW},
-		{"a look at PID 1's limits", auditArchX86_64, unix.SYS_PRLIMIT64, 1, 0, unix.SECCOMP_RET_ALLOW},
-		{"PID 1's limits", auditArchX86_64, unix.SYS_PRLIMIT64, 1, 0x7fff00001000, fail(unix.EPERM)},
-		{"PID 1's limits, from a page at 4 GiB", auditArchX86_64, unix.SYS_PRLIMIT64, 1, 0x100000000, fail(unix.EPERM)},
-		{"PID 1's limits, with high bits that the kernel drops", auditArchX86_64, unix.SYS_PRLIMIT64, 0x700000001, 0x1000, fail(unix.EPERM)},
-		{"the shared /dev made writable", auditArchX86_64, 467, 0, 0, fail(unix.EPERM)},
+		{"32-bit call", 0x40000003, unix.SYS_READ, nil, unix.SECCOMP_RET_KILL_PROCESS},
+		{"x32 call", auditArchX86_64, 0x40000000 | unix.SYS_READ, nil, fail(unix.ENOSYS)},
+		{"thread", auditArchX86_64, unix.SYS_CLONE, []uint64{unix.CLONE_VM | unix.CLONE_THREAD}, unix.SECCOMP_RET_ALLOW},
+		{"user namespace", auditArchX86_64, unix.SYS_CLONE, []uint64{unix.CLONE_NEWUSER}, fail(unix.EPERM)},
+		{"network namespace", auditArchX86_64, unix.SYS_CLONE, []uint64{unix.CLONE_NEWNET | unix.CLONE_VM}, fail(unix.EPERM)},
+		{"unix socket", auditArchX86_64, unix.SYS_SOCKET, []uint64{unix.AF_UNIX}, unix.SECCOMP_RET_ALLOW},
+		{"vsock", auditArchX86_64, unix.SYS_SOCKET, []uint64{unix.AF_VSOCK}, fail(unix.EAFNOSUPPORT)},
+		{"kernel's ciphers", auditArchX86_64, unix.SYS_SOCKET, []uint64{unix.AF_ALG}, fail(unix.EAFNOSUPPORT)},
+		{"one's own limits", auditArchX86_64, unix.SYS_PRLIMIT64, []uint64{0, 0, 0x7fff00001000}, unix.SECCOMP_RET_ALLOW},
+		{"a look at PID 1's limits", auditArchX86_64, unix.SYS_PRLIMIT64, []uint64{1}, unix.SECCOMP_RET_ALLOW},
+		{"PID 1's limits", auditArchX86_64, unix.SYS_PRLIMIT64, []uint64{1, 0, 0x7fff00001000}, fail(unix.EPERM)},
+		{"PID 1's limits, from a page at 4 GiB", auditArchX86_64, unix.SYS_PRLIMIT64, []uint64{1, 0, 0x100000000}, fail(unix.EPERM)},
+		{"PID 1's limits, with high bits that the kernel drops", auditArchX86_64, unix.SYS_PRLIMIT64, []uint64{0x700000001, 0, 0x1000}, fail(unix.EPERM)},
+		{"a filter on a socket", auditArchX86_64, unix.SYS_SETSOCKOPT, []uint64{3, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER}, fail(unix.EPERM)},
+		{"a BPF program on a socket", auditArchX86_64, unix.SYS_SETSOCKOPT, []uint64{3, unix.SOL_SOCKET, unix.SO_ATTACH_BPF}, fail(unix.EPERM)},
+		{"a filter on sockets that share a port", auditArchX86_64, unix.SYS_SETSOCKOPT, []uint64{3, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF}, fail(unix.EPERM)},
+		{"a BPF program on sockets that share a port", auditArchX86_64, unix.SYS_SETSOCKOPT, []uint64{3, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_EBPF}, fail(unix.EPERM)},
+		{"a filter, with high bits that the kernel drops", auditArchX86_64, unix.SYS_SETSOCKOPT, []uint64{3, 1<<32 | unix.SOL_SOCKET, 1<<32 | unix.SO_ATTACH_FILTER}, fail(unix.EPERM)},
+		{"an option of IP with the number of a filter", auditArchX86_64, unix.SYS_SETSOCKOPT, []uint64{3, unix.IPPROTO_IP, unix.SO_ATTACH_FILTER}, unix.SECCOMP_RET_ALLOW},
+		{"a port that is used again", auditArchX86_64, unix.SYS_SETSOCKOPT, []uint64{3, unix.SOL_SOCKET, unix.SO_REUSEADDR}, unix.SECCOMP_RET_ALLOW},
+		{"a filter of its own", auditArchX86_64, unix.SYS_SECCOMP, []uint64{unix.SECCOMP_SET_MODE_FILTER}, fail(unix.EINVAL)},
+		{"which verdicts filters have", auditArchX86_64, unix.SYS_SECCOMP, []uint64{unix.SECCOMP_GET_ACTION_AVAIL}, unix.SECCOMP_RET_ALLOW},
+		{"a filter of its own by prctl", auditArchX86_64, unix.SYS_PRCTL, []uint64{unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER}, fail(unix.EINVAL)},
+		{"read, write and exit only", auditArchX86_64, unix.SYS_PRCTL, []uint64{unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_STRICT}, unix.SECCOMP_RET_ALLOW},
+		{"a thread's name", auditArchX86_64, unix.SYS_PRCTL, []uint64{unix.PR_SET_NAME, unix.SECCOMP_MODE_FILTER}, unix.SECCOMP_RET_ALLOW},
+		{"the shared /dev made writable", auditArchX86_64, 467, nil, fail(unix.EPERM)},
 	} {
-		if got := verdict(t, vm, c.arch, c.nr, c.arg0, c.arg2); got != c.want {
+		if got := verdict(t, vm, c.arch, c.nr, c.args...); got != c.want {
 			t.Errorf("%s: %#x, want %#x", c.what, got, c.want)
 		}
 	}

@@ -2,10 +2,14 @@
 // Exits 0 if it got through.
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -35,11 +39,26 @@ static int many_terminals(void) {
 	return 1;
 }
 
+// One filter tells; many at once hang the kernel.
+static struct sock_filter accept_all[] = {BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+static struct sock_fprog filter = {1, accept_all};
+
+static int filtered_socket(void) {
+	int s = socket(AF_INET, SOCK_DGRAM, 0);
+	return s >= 0 && setsockopt(s, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0;
+}
+
+static int filtered_calls(void) {
+	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) == 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
 int main(int argc, char **argv) {
 	if (argc != 2) return 2;
 	if (!strcmp(argv[1], "dev")) return !writable_dev();
 	if (!strcmp(argv[1], "prlimit")) return !limits_of_init();
 	if (!strcmp(argv[1], "inotify")) return !many_watchers();
 	if (!strcmp(argv[1], "pty")) return !many_terminals();
+	if (!strcmp(argv[1], "socketfilter")) return !filtered_socket();
+	if (!strcmp(argv[1], "seccomp")) return !filtered_calls();
 	return 2;
 }

@@ -286,6 +286,8 @@ func TestWhatASandboxMayNotDo(t *testing.T) {
 		{"take all terminals", "attack pty"},
 		{"put a filter on a socket", "attack socketfilter"},
 		{"filter its own system calls", "attack seccomp"},
+		{"have sockets of other families", "attack families"},
+		{"take rings of the machine's number of them", "attack aio"},
 		{"change the network", "ip link set lo down || ip link add x type bridge"},
 		{"set the clock", "date -s 2020-01-01; date +%Y | grep 2020"},
 		{"set limits of others", "echo 1000 >/proc/1/oom_score_adj"},

@@ -44,6 +44,8 @@ var denied = map[uint32]unix.Errno{
 	unix.SYS_ADD_KEY: unix.EPERM, unix.SYS_REQUEST_KEY: unix.EPERM, unix.SYS_KEYCTL: unix.EPERM, unix.SYS_BPF: unix.EPERM,
 	unix.SYS_PERF_EVENT_OPEN: unix.EPERM, unix.SYS_USERFAULTFD: unix.EPERM, unix.SYS_MOVE_PAGES: unix.EPERM, unix.SYS_MIGRATE_PAGES: unix.EPERM,
 	unix.SYS_IO_URING_SETUP: unix.ENOSYS, unix.SYS_IO_URING_ENTER: unix.ENOSYS, unix.SYS_IO_URING_REGISTER: unix.ENOSYS,
+	// its rings count against one number of the whole machine (fs.aio-max-nr); without any, the calls on them find none
+	unix.SYS_IO_SETUP: unix.ENOSYS,
 	// gone from the kernel or never needed
 	unix.SYS_USELIB: unix.ENOSYS, unix.SYS_SYSFS: unix.ENOSYS, unix.SYS_USTAT: unix.ENOSYS, unix.SYS_LOOKUP_DCOOKIE: unix.ENOSYS,
 	unix.SYS_NFSSERVCTL: unix.ENOSYS, unix.SYS__SYSCTL: unix.ENOSYS,
@@ -54,8 +56,10 @@ var denied = map[uint32]unix.Errno{
 // at once wait for each other for ever (kernel 6.18: bpf_prog_free).
 var filterOptions = []uint32{unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF}
 
-// deniedFamilies of socket(2): vsock reaches the host whatever the network namespace.
-var deniedFamilies = []uint32{unix.AF_VSOCK, unix.AF_ALG}
+// families of sockets that there are. Of the others, AF_PACKET and AF_XDP have rings in memory that no
+// limit counts, AF_VSOCK reaches the host whatever the network namespace, and the rest is old
+// code that nobody here needs.
+var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
 
 // seccompProgram compiles the profile to struct sock_filter[].
 func seccompProgram() ([]byte, error) {
@@ -103,10 +107,11 @@ func seccompProgram() ([]byte, error) {
 	}
 	special[unix.SYS_SETSOCKOPT] = append(option, allow)
 	socket := []bpf.Instruction{bpf.LoadAbsolute{Off: arg0, Size: 4}}
-	for _, f := range deniedFamilies {
-		socket = append(socket, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: f, SkipTrue: 1}, fail(unix.EAFNOSUPPORT))
+	for _, f := range families {
+		socket = append(socket, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: f, SkipTrue: 1}, allow)
 	}
-	special[unix.SYS_SOCKET] = append(socket, allow)
+	socket = append(socket, fail(unix.EAFNOSUPPORT))
+	special[unix.SYS_SOCKET], special[unix.SYS_SOCKETPAIR] = socket, socket
 	var runs []run
 	for n := uint32(0); n <= newestCall; n++ {
 		verdict := special[n]

@@ -48,8 +48,11 @@ func TestSeccompProfile(t *testing.T) {
 		if e, ok := denied[nr]; ok {
 			want = fail(e)
 		}
-		if nr > newestCall {
+		switch {
+		case nr > newestCall:
 			want = fail(unix.ENOSYS)
+		case nr == unix.SYS_SOCKET || nr == unix.SYS_SOCKETPAIR: // of no family
+			want = fail(unix.EAFNOSUPPORT)
 		}
 		if got := verdict(t, vm, auditArchX86_64, nr); got != want {
 			t.Errorf("call %d: %#x, want %#x", nr, got, want)
@@ -67,6 +70,13 @@ func TestSeccompProfile(t *testing.T) {
 		{"user namespace", auditArchX86_64, unix.SYS_CLONE, []uint64{unix.CLONE_NEWUSER}, fail(unix.EPERM)},
 		{"network namespace", auditArchX86_64, unix.SYS_CLONE, []uint64{unix.CLONE_NEWNET | unix.CLONE_VM}, fail(unix.EPERM)},
 		{"unix socket", auditArchX86_64, unix.SYS_SOCKET, []uint64{unix.AF_UNIX}, unix.SECCOMP_RET_ALLOW},
+		{"internet socket", auditArchX86_64, unix.SYS_SOCKET, []uint64{unix.AF_INET6}, unix.SECCOMP_RET_ALLOW},
+		{"netlink", auditArchX86_64, unix.SYS_SOCKET, []uint64{unix.AF_NETLINK}, unix.SECCOMP_RET_ALLOW},
+		{"pair of sockets", auditArchX86_64, unix.SYS_SOCKETPAIR, []uint64{unix.AF_UNIX}, unix.SECCOMP_RET_ALLOW},
+		{"pair of another kind", auditArchX86_64, unix.SYS_SOCKETPAIR, []uint64{unix.AF_TIPC}, fail(unix.EAFNOSUPPORT)},
+		{"packets of the network", auditArchX86_64, unix.SYS_SOCKET, []uint64{unix.AF_PACKET}, fail(unix.EAFNOSUPPORT)},
+		{"packets, mapped", auditArchX86_64, unix.SYS_SOCKET, []uint64{unix.AF_XDP}, fail(unix.EAFNOSUPPORT)},
+		{"a family to come", auditArchX86_64, unix.SYS_SOCKET, []uint64{unix.AF_MAX}, fail(unix.EAFNOSUPPORT)},
 		{"vsock", auditArchX86_64, unix.SYS_SOCKET, []uint64{unix.AF_VSOCK}, fail(unix.EAFNOSUPPORT)},
 		{"kernel's ciphers", auditArchX86_64, unix.SYS_SOCKET, []uint64{unix.AF_ALG}, fail(unix.EAFNOSUPPORT)},
 		{"one's own limits", auditArchX86_64, unix.SYS_PRLIMIT64, []uint64{0, 0, 0x7fff00001000}, unix.SECCOMP_RET_ALLOW},

@@ -52,6 +52,20 @@ static int filtered_calls(void) {
 	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) == 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }
 
+// Sockets of a family that only drivers, clusters or the kernel itself need.
+static int odd_socket(void) {
+	for (int family = 0; family < 64; family++)
+		if (family != AF_UNIX && family != AF_INET && family != AF_INET6 && family != AF_NETLINK)
+			for (int type = 1; type <= 5; type++)
+				if (socket(family, type, 0) >= 0) return 1;
+	return 0;
+}
+
+static int aio_ring(void) {
+	unsigned long ring = 0;
+	return syscall(SYS_io_setup, 128, &ring) == 0;
+}
+
 int main(int argc, char **argv) {
 	if (argc != 2) return 2;
 	if (!strcmp(argv[1], "dev")) return !writable_dev();
@@ -60,5 +74,7 @@ int main(int argc, char **argv) {
 	if (!strcmp(argv[1], "pty")) return !many_terminals();
 	if (!strcmp(argv[1], "socketfilter")) return !filtered_socket();
 	if (!strcmp(argv[1], "seccomp")) return !filtered_calls();
+	if (!strcmp(argv[1], "families")) return !odd_socket();
+	if (!strcmp(argv[1], "aio")) return !aio_ring();
 	return 2;
 }

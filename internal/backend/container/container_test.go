@@ -288,6 +288,7 @@ func TestWhatASandboxMayNotDo(t *testing.T) {
 		{"filter its own system calls", "attack seccomp"},
 		{"have sockets of other families", "attack families"},
 		{"take rings of the machine's number of them", "attack aio"},
+		{"fill the buffers of sockets beyond its limit", "attack tcp"},
 		{"change the network", "ip link set lo down || ip link add x type bridge"},
 		{"set the clock", "date -s 2020-01-01; date +%Y | grep 2020"},
 		{"set limits of others", "echo 1000 >/proc/1/oom_score_adj"},

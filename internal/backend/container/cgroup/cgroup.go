@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -44,6 +45,14 @@ type Hierarchy struct {
 // v1Controllers are those a group is made in. cpuacct may share the mount of cpu.
 var v1Controllers = []string{"memory", "cpu", "cpuacct", "pids"}
 
+// socketLimit is of the buffers of TCP and UDP sockets, which v1 counts apart from other memory and
+// only in groups in which this was ever written. A group may have a socketPart-th of its memory
+// limit for them beyond that.
+const (
+	socketLimit = "memory.kmem.tcp.limit_in_bytes"
+	socketPart  = 4
+)
+
 // cpuPeriod of the CPU quota, the kernel's default.
 const cpuPeriod = 100_000 // microseconds
 
@@ -62,11 +71,15 @@ func Open(file, root, self, name string) (*Hierarchy, error) {
 			usable = usable && err == nil
 		}
 		if usable {
-			return &Hierarchy{v2: saved.V2, dirs: saved.Dirs}, nil
+			h := &Hierarchy{v2: saved.V2, dirs: saved.Dirs}
+			return h, h.prepare()
 		}
 	}
 	h, err := Detect(root, self, name)
 	if err != nil {
+		return nil, err
+	}
+	if err := h.prepare(); err != nil {
 		return nil, err
 	}
 	saved.V2, saved.Dirs = h.v2, h.dirs
@@ -221,6 +234,49 @@ func (h *Hierarchy) dir(controller string) string {
 	return h.dirs["cpu"]
 }
 
+// countsSockets tells whether the kernel can count the buffers of sockets in v1 groups.
+func (h *Hierarchy) countsSockets() bool {
+	_, err := os.Stat(filepath.Join(h.dir("memory"), socketLimit))
+	return err == nil
+}
+
+// prepare sets what holds for all groups together.
+func (h *Hierarchy) prepare() error {
+	cpus := int64(runtime.NumCPU())
+	if h.v2 {
+		return write(filepath.Join(h.dir("cpu"), "cpu.weight"), itoa(min(weightPerCPU*cpus, maxWeight)))
+	}
+	if h.countsSockets() {
+		// No limit, but the kernel patches itself when the first group counts and when the last one
+		// that does is gone: this one is there always.
+		if err := write(filepath.Join(h.dir("memory"), socketLimit), "-1"); err != nil {
+			return err
+		}
+	}
+	return write(filepath.Join(h.dir("cpu"), "cpu.shares"), itoa(sharesPerCPU*cpus))
+}
+
+// The weight of all groups together against what else runs on the machine, where each thread outside of
+// any group counts as a group with 1024 shares (v1) or a weight of 100 (v2). On a processor
+// that sandboxes keep busy, one thread of the node gets a third, and they get two.
+const (
+	sharesPerCPU = 2048
+	weightPerCPU = 200
+	maxWeight    = 10000 // the kernel's
+)
+
+func write(path, value string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, []byte(value)); err != nil {
+		return fmt.Errorf("write %q to %s: %w", value, path, err)
+	}
+	return nil
+}
+
 // Create makes group name with its limits. It is idempotent.
 func (h *Hierarchy) Create(name string, l Limits) error {
 	for _, dir := range h.dirs {
@@ -229,16 +285,7 @@ func (h *Hierarchy) Create(name string, l Limits) error {
 		}
 	}
 	set := func(controller, file, value string) error {
-		path := filepath.Join(h.dir(controller), name, file)
-		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("open %s: %w", path, err)
-		}
-		defer unix.Close(fd)
-		if _, err := unix.Write(fd, []byte(value)); err != nil {
-			return fmt.Errorf("write %q to %s: %w", value, path, err)
-		}
-		return nil
+		return write(filepath.Join(h.dir(controller), name, file), value)
 	}
 	var errs []error
 	if l.MemoryBytes > 0 {
@@ -246,6 +293,9 @@ func (h *Hierarchy) Create(name string, l Limits) error {
 			errs = append(errs, set("memory", "memory.max", itoa(l.MemoryBytes)))
 		} else {
 			errs = append(errs, set("memory", "memory.limit_in_bytes", itoa(l.MemoryBytes)))
+			if h.countsSockets() {
+				errs = append(errs, set("memory", socketLimit, itoa(l.MemoryBytes/socketPart)))
+			}
 		}
 	}
 	if l.CPUMillis > 0 {

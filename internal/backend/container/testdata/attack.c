@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <netinet/in.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/inotify.h>
@@ -66,6 +67,28 @@ static int aio_ring(void) {
 	return syscall(SYS_io_setup, 128, &ring) == 0;
 }
 
+// More bytes on their way through loopback than the sandbox's memory limit has for sockets.
+static int tcp_buffers(void) {
+	const long enough = 96 << 20; // of 128 MiB
+	static char data[1 << 16];
+	struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof here;
+	int l = socket(AF_INET, SOCK_STREAM, 0);
+	if (bind(l, (struct sockaddr *)&here, len) || listen(l, 64) || getsockname(l, (struct sockaddr *)&here, &len)) return 0;
+	long sent = 0;
+	for (int i = 0; i < 60 && sent < enough; i++) {
+		int c = socket(AF_INET, SOCK_STREAM, 0), size = 4 << 20, tries = 0;
+		setsockopt(c, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+		if (connect(c, (struct sockaddr *)&here, len) || accept(l, NULL, NULL) < 0) return 0;
+		while (tries < 3) {
+			long n = send(c, data, sizeof data, MSG_DONTWAIT);
+			if (n > 0) sent += n;
+			else usleep(1000), tries++;
+		}
+	}
+	return sent >= enough;
+}
+
 int main(int argc, char **argv) {
 	if (argc != 2) return 2;
 	if (!strcmp(argv[1], "dev")) return !writable_dev();
@@ -76,5 +99,6 @@ int main(int argc, char **argv) {
 	if (!strcmp(argv[1], "seccomp")) return !filtered_calls();
 	if (!strcmp(argv[1], "families")) return !odd_socket();
 	if (!strcmp(argv[1], "aio")) return !aio_ring();
+	if (!strcmp(argv[1], "tcp")) return !tcp_buffers();
 	return 2;
 }

@@ -291,6 +291,8 @@ func TestWhatASandboxMayNotDo(t *testing.T) {
 		{"fill the buffers of sockets beyond its limit", "attack tcp"},
 		{"change the network", "ip link set lo down || ip link add x type bridge"},
 		{"set the clock", "date -s 2020-01-01; date +%Y | grep 2020"},
+		{"delay PID 1's timers", "echo 10000000000 >/proc/1/timerslack_ns"},
+		{"have a say in what others may run", "[ $((0x$(grep CapBnd /proc/self/status | cut -f2) >> 23 & 1)) = 1 ]"},
 		{"set limits of others", "echo 1000 >/proc/1/oom_score_adj"},
 		{"write sysfs", "echo 1 >/sys/kernel/mm/ksm/run"},
 		{"read the kernel's memory", "dd if=/proc/kcore bs=1 count=1"},

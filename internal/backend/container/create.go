@@ -300,6 +300,7 @@ func (c *creation) clone(ctx context.Context) error {
 	// Nothing inside may change the network: each change holds a lock of the whole machine, and
 	// most holes of the kernel's network code want this capability.
 	p.DropCapability(unix.CAP_NET_ADMIN)
+	p.DropCapability(unix.CAP_SYS_NICE) // over what is not its own, such as PID 1's timers
 	for _, l := range limits {
 		p.Limit(l.resource, min(l.most, c.b.hardLimits[l.resource]))
 	}

@@ -2,10 +2,12 @@
 // Exits 0 if it got through.
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <ftw.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/inotify.h>
 #include <sys/prctl.h>
@@ -89,6 +91,23 @@ static int tcp_buffers(void) {
 	return sent >= enough;
 }
 
+// Opens, for writing, a file that is below /proc/sys or /proc/pressure or anywhere in /sys.
+static int found;
+static int writable(const char *path, const struct stat *st, int type, struct FTW *at) {
+	if (type == FTW_F && S_ISREG(st->st_mode)) {
+		int fd = open(path, O_WRONLY | O_NONBLOCK);
+		if (fd >= 0) found++, puts(path), close(fd);
+	}
+	return 0;
+}
+
+static int settings(void) {
+	nftw("/proc/sys", writable, 20, FTW_PHYS);
+	nftw("/proc/pressure", writable, 20, FTW_PHYS);
+	nftw("/sys", writable, 20, FTW_PHYS);
+	return found;
+}
+
 int main(int argc, char **argv) {
 	if (argc != 2) return 2;
 	if (!strcmp(argv[1], "dev")) return !writable_dev();
@@ -100,5 +119,6 @@ int main(int argc, char **argv) {
 	if (!strcmp(argv[1], "families")) return !odd_socket();
 	if (!strcmp(argv[1], "aio")) return !aio_ring();
 	if (!strcmp(argv[1], "tcp")) return !tcp_buffers();
+	if (!strcmp(argv[1], "settings")) return !settings();
 	return 2;
 }

@@ -197,9 +197,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	} else if err != nil { // a full disk, say, must not keep us from what runs already
 		n.opts.Log.Warn("creates may fail: a try of the data directory did; see 'dsec doctor'", "err", err)
 	}
-	if err := raiseInotify("/proc/sys/fs/inotify/max_user_instances"); err != nil {
-		n.opts.Log.Warn("all sandboxes share the machine's limit of inotify instances", "err", err)
-	}
+	raiseSettings(doctor.SettingsDir, n.opts.Slots, n.opts.Log)
 	slack.RelaxMonitor()
 	if token, err = loadToken(n.path("root.token")); err != nil {
 		return "", err
@@ -487,22 +485,6 @@ func raiseLimits() error {
 		}
 	}
 	return nil
-}
-
-// inotifyInstances is how many all sandboxes may have together; each may have 256.
-const inotifyInstances = 1 << 20
-
-// raiseInotify lets sandboxes have inotify instances of their own account. Where it may not,
-// they meet at the machine's limit, which doctor shows.
-func raiseInotify(file string) error {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && n >= inotifyInstances {
-		return nil
-	}
-	return os.WriteFile(file, []byte(strconv.Itoa(inotifyInstances)), 0)
 }
 
 func freeSpace(dir string) (disk, memory int64, err error) {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"strconv"
@@ -269,7 +268,7 @@ func (c *creation) clone(ctx context.Context) error {
 		return fmt.Errorf("guest socket: %w", err)
 	}
 	defer unix.Close(listener)
-	log := int(c.b.log.Fd())
+	log := c.b.log.fd()
 	group, err := c.b.cgroups.Open(c.spec.ID)
 	if err != nil {
 		return err
@@ -516,9 +515,9 @@ func (c *creation) awaitGuest(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil && !c.instance.ended() && errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("the guest did not answer within %v%s", bootTime, c.b.guestLog())
+		return fmt.Errorf("the guest did not answer within %v%s", bootTime, c.b.log.tail())
 	case err != nil: // it died: of a failed call before its exec, or in its start
-		return errors.Join(fmt.Errorf("the guest died%s", c.b.guestLog()), c.child.Err())
+		return errors.Join(fmt.Errorf("the guest died%s", c.b.log.tail()), c.child.Err())
 	case n == 1 && answer[0] != 0:
 		n, _ = c.channel.Read(answer)
 		return fmt.Errorf("the guest could not set up: %s", answer[:n])
@@ -534,21 +533,6 @@ func (c *creation) awaitGuest(ctx context.Context) error {
 	c.channel.Close()
 	c.instance.first = conn
 	return nil
-}
-
-// guestLog returns the end of what guests wrote to their log, for an error's text.
-func (b *Backend) guestLog() string {
-	const most = 2000
-	st, err := b.log.Stat()
-	if err != nil || st.Size() == 0 {
-		return ""
-	}
-	data := make([]byte, min(most, st.Size()))
-	n, err := b.log.ReadAt(data, st.Size()-int64(len(data)))
-	if err != nil && err != io.EOF {
-		return ""
-	}
-	return "; the guests' log " + b.log.Name() + " ends: " + strings.TrimSpace(string(data[:n]))
 }
 
 // handle is what Adopt needs to find a container again.

@@ -10,11 +10,14 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 // A writable clone of a read-only mount.
@@ -91,9 +94,10 @@ static int tcp_buffers(void) {
 	return sent >= enough;
 }
 
-// Opens, for writing, a file that is below /proc/sys or /proc/pressure or anywhere in /sys.
+// Opens, for writing, a file anywhere in /proc, except of processes, or /sys.
 static int found;
 static int writable(const char *path, const struct stat *st, int type, struct FTW *at) {
+	if (!strncmp(path, "/proc/", 6) && path[6] >= '0' && path[6] <= '9') return 0;
 	if (type == FTW_F && S_ISREG(st->st_mode)) {
 		int fd = open(path, O_WRONLY | O_NONBLOCK);
 		if (fd >= 0) found++, puts(path), close(fd);
@@ -102,10 +106,50 @@ static int writable(const char *path, const struct stat *st, int type, struct FT
 }
 
 static int settings(void) {
-	nftw("/proc/sys", writable, 20, FTW_PHYS);
-	nftw("/proc/pressure", writable, 20, FTW_PHYS);
+	nftw("/proc", writable, 20, FTW_PHYS);
 	nftw("/sys", writable, 20, FTW_PHYS);
 	return found;
+}
+
+// Kinds of netlink and internet sockets for drivers and for what needs CAP_NET_ADMIN anyway.
+static int odd_protocol(void) {
+	static const int netlink[] = {2 /* USERSOCK */, 5, 6 /* XFRM */, 7, 8, 10, 11, 12, 14, 18, 19, 20, 21, 22};
+	for (unsigned i = 0; i < sizeof netlink / sizeof *netlink; i++)
+		if (socket(AF_NETLINK, SOCK_RAW, netlink[i]) >= 0) return 1;
+	for (int protocol = 18; protocol < 260; protocol++)
+		for (int type = SOCK_STREAM; type <= SOCK_DGRAM; type++)
+			if (protocol != IPPROTO_ICMPV6 && socket(AF_INET, type, protocol) >= 0) return 1;
+	return 0;
+}
+
+static int line_discipline(void) {
+	int null = 27, t = open("/dev/ptmx", O_RDWR | O_NOCTTY);
+	return t >= 0 && ioctl(t, TIOCSETD, &null) == 0;
+}
+
+static int local_descriptors(void) {
+	char buf[64];
+	return syscall(SYS_modify_ldt, 0, buf, sizeof buf) >= 0;
+}
+
+// PID 1's memory and descriptors, by calls.
+static int trace_init(void) {
+	char here[8];
+	struct iovec local = {here, sizeof here}, remote = {(void *)0x400000, sizeof here};
+	int pid1 = syscall(SYS_pidfd_open, 1, 0);
+	for (int tid = 1; tid < 8; tid++)
+		if (ptrace(PTRACE_SEIZE, tid, 0, 0) == 0 || ptrace(PTRACE_ATTACH, tid, 0, 0) == 0) return 1;
+	for (int fd = 0; fd < 64; fd++)
+		if (syscall(SYS_pidfd_getfd, pid1, fd, 0) >= 0) return 1;
+	return process_vm_readv(1, &local, 1, &remote, 1, 0) > 0 || syscall(SYS_kcmp, 1, 1, 0, 0, 1) >= 0;
+}
+
+// Every signal to every thread of PID 1. Never gets through: the test looks whether it lives.
+static int signal_init(void) {
+	for (int tid = 1; tid < 16; tid++)
+		for (int sig = 1; sig <= 64; sig++)
+			syscall(SYS_tgkill, 1, tid, sig);
+	return 0;
 }
 
 int main(int argc, char **argv) {
@@ -120,5 +164,10 @@ int main(int argc, char **argv) {
 	if (!strcmp(argv[1], "aio")) return !aio_ring();
 	if (!strcmp(argv[1], "tcp")) return !tcp_buffers();
 	if (!strcmp(argv[1], "settings")) return !settings();
+	if (!strcmp(argv[1], "protocols")) return !odd_protocol();
+	if (!strcmp(argv[1], "ldisc")) return !line_discipline();
+	if (!strcmp(argv[1], "ldt")) return !local_descriptors();
+	if (!strcmp(argv[1], "trace")) return !trace_init();
+	if (!strcmp(argv[1], "signals")) return !signal_init();
 	return 2;
 }

@@ -40,6 +40,8 @@ type Usage struct {
 type Hierarchy struct {
 	v2   bool
 	dirs map[string]string // controller → parent directory; v2: one entry "unified"
+
+	sockets, swap bool // whether the kernel can limit these
 }
 
 // v1Controllers are those a group is made in. cpuacct may share the mount of cpu.
@@ -51,6 +53,12 @@ var v1Controllers = []string{"memory", "cpu", "cpuacct", "pids"}
 const (
 	socketLimit = "memory.kmem.tcp.limit_in_bytes"
 	socketPart  = 4
+)
+
+// A memory limit alone says nothing of swap: what a group has too much would fill that of the machine.
+const (
+	swapLimitV1 = "memory.memsw.limit_in_bytes"
+	swapLimitV2 = "memory.swap.max"
 )
 
 // cpuPeriod of the CPU quota, the kernel's default.
@@ -234,19 +242,19 @@ func (h *Hierarchy) dir(controller string) string {
 	return h.dirs["cpu"]
 }
 
-// countsSockets tells whether the kernel can count the buffers of sockets in v1 groups.
-func (h *Hierarchy) countsSockets() bool {
-	_, err := os.Stat(filepath.Join(h.dir("memory"), socketLimit))
-	return err == nil
-}
-
-// prepare sets what holds for all groups together.
+// prepare sets what holds for all groups together, and looks at what the kernel has.
 func (h *Hierarchy) prepare() error {
+	has := func(file string) bool {
+		_, err := os.Stat(filepath.Join(h.dir("memory"), file))
+		return err == nil
+	}
 	cpus := int64(runtime.NumCPU())
 	if h.v2 {
+		h.swap = has(swapLimitV2)
 		return write(filepath.Join(h.dir("cpu"), "cpu.weight"), itoa(min(weightPerCPU*cpus, maxWeight)))
 	}
-	if h.countsSockets() {
+	h.swap, h.sockets = has(swapLimitV1), has(socketLimit)
+	if h.sockets {
 		// No limit, but the kernel patches itself when the first group counts and when the last one
 		// that does is gone: this one is there always.
 		if err := write(filepath.Join(h.dir("memory"), socketLimit), "-1"); err != nil {
@@ -293,8 +301,15 @@ func (h *Hierarchy) Create(name string, l Limits) error {
 			errs = append(errs, set("memory", "memory.max", itoa(l.MemoryBytes)))
 		} else {
 			errs = append(errs, set("memory", "memory.limit_in_bytes", itoa(l.MemoryBytes)))
-			if h.countsSockets() {
+			if h.sockets {
 				errs = append(errs, set("memory", socketLimit, itoa(l.MemoryBytes/socketPart)))
+			}
+		}
+		if h.swap { // none; v1 limits the sum
+			if h.v2 {
+				errs = append(errs, set("memory", swapLimitV2, "0"))
+			} else {
+				errs = append(errs, set("memory", swapLimitV1, itoa(l.MemoryBytes)))
 			}
 		}
 	}

@@ -175,6 +175,32 @@ func TestV1CountsSockets(t *testing.T) {
 	}
 }
 
+// What a sandbox has too much does not go to the machine's swap.
+func TestNoSwap(t *testing.T) {
+	t.Parallel()
+	root, self := fakeV1(t)
+	box := filepath.Join(root, "memory/dsec/box")
+	h := open(t, root, self, "dsec", map[string]string{
+		"cpu/dsec/cpu.shares": "", "memory/dsec/" + swapLimitV1: "", "memory/dsec/box/memory.limit_in_bytes": "", "memory/dsec/box/" + swapLimitV1: "",
+	})
+	if err := h.Create("box", Limits{MemoryBytes: 64 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if limit, sum := read(t, filepath.Join(box, "memory.limit_in_bytes")), read(t, filepath.Join(box, swapLimitV1)); limit != itoa(64<<20) || sum != limit {
+		t.Errorf("v1: %q, with swap %q", limit, sum)
+	}
+	root, self = fakeV2(t, "cpu memory pids\n")
+	h = open(t, root, self, "dsec", map[string]string{
+		"dsec/cgroup.procs": "", "dsec/cpu.weight": "", "dsec/" + swapLimitV2: "", "dsec/box/memory.max": "", "dsec/box/" + swapLimitV2: "",
+	})
+	if err := h.Create("box", Limits{MemoryBytes: 64 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, filepath.Join(root, "dsec/box", swapLimitV2)); got != "0" {
+		t.Errorf("v2: %q", got)
+	}
+}
+
 func TestV2WithoutAControllerSaysWhich(t *testing.T) {
 	t.Parallel()
 	root, self := fakeV2(t, "cpu pids\n")
@@ -204,6 +230,13 @@ func TestRealGroup(t *testing.T) {
 	for range 2 { // idempotent
 		if err := h.Create("box", Limits{CPUMillis: 500, MemoryBytes: 32 << 20, PIDs: 10}); err != nil {
 			t.Fatal(err)
+		}
+	}
+	if !h.V2() {
+		for file, want := range map[string]int64{socketLimit: 8 << 20, swapLimitV1: 32 << 20} {
+			if got := strings.TrimSpace(read(t, filepath.Join(h.dir("memory"), "box", file))); got != itoa(want) {
+				t.Errorf("%s: %s, want %d", file, got, want)
+			}
 		}
 	}
 	if len(h.Paths("box")) == 0 {

@@ -296,6 +296,8 @@ func TestWhatASandboxMayNotDo(t *testing.T) {
 		{"have a table of descriptors of the processor", "attack ldt"},
 		{"trace PID 1", "attack trace"},
 		{"signal PID 1's threads", "attack signals"},
+		{"make a file that cannot be removed", "attack immutable"},
+		{"freeze a file system", "attack freeze"},
 		{"take rings of the machine's number of them", "attack aio"},
 		{"fill the buffers of sockets beyond its limit", "attack tcp"},
 		{"change the network", "ip link set lo down || ip link add x type bridge"},

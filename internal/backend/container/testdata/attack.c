@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <stdint.h>
@@ -152,6 +153,17 @@ static int signal_init(void) {
 	return 0;
 }
 
+// A file that the node could not remove.
+static int immutable(void) {
+	int flags = FS_IMMUTABLE_FL, appending = FS_APPEND_FL, f = open("/tmp/stays", O_CREAT | O_RDWR, 0644);
+	return f >= 0 && (ioctl(f, FS_IOC_SETFLAGS, &flags) == 0 || ioctl(f, FS_IOC_SETFLAGS, &appending) == 0);
+}
+
+static int freeze(void) {
+	int root = open("/", O_RDONLY), shm = open("/dev/shm", O_RDONLY);
+	return ioctl(root, FIFREEZE, 0) == 0 || ioctl(shm, FIFREEZE, 0) == 0;
+}
+
 int main(int argc, char **argv) {
 	if (argc != 2) return 2;
 	if (!strcmp(argv[1], "dev")) return !writable_dev();
@@ -169,5 +181,7 @@ int main(int argc, char **argv) {
 	if (!strcmp(argv[1], "ldt")) return !local_descriptors();
 	if (!strcmp(argv[1], "trace")) return !trace_init();
 	if (!strcmp(argv[1], "signals")) return !signal_init();
+	if (!strcmp(argv[1], "immutable")) return !immutable();
+	if (!strcmp(argv[1], "freeze")) return !freeze();
 	return 2;
 }

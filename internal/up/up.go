@@ -460,9 +460,8 @@ func loadToken(path string) (string, error) {
 	return token, os.WriteFile(path, []byte(token+"\n"), 0o600)
 }
 
-// raiseLimits takes all the descriptors that the hard limit allows. It also lifts what the
-// kernel counts by user: sandboxes have limits of their own, but all their user namespaces
-// belong to this one, in whose account they meet.
+// raiseLimits takes all the descriptors that the hard limit allows. It also lifts what the kernel
+// counts by user: a sandbox's users together have no more of it than the node.
 func raiseLimits() error {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {

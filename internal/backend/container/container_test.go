@@ -326,6 +326,41 @@ func TestWhatASandboxMayNotDo(t *testing.T) {
 	}
 }
 
+// What the kernel counts by user is counted for the sandbox's own, and for nobody else.
+func TestSandboxesHaveAnAccountEach(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, nil)
+	pending := func() int {
+		status, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, line, _ := strings.Cut(string(status), "\nSigQ:")
+		var n, limit int
+		if _, err := fmt.Sscanf(line, "%d/%d", &n, &limit); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := pending()
+	out, _ := b.sh(": >/tmp/n; attack timers >/tmp/n & until grep . /tmp/n; do sleep 0.01; done")
+	if out != "3000" {
+		t.Fatalf("%q timers", out)
+	}
+	if after := pending(); after > before+1000 {
+		t.Errorf("signals of the node's root: %d before, %d with the timers of a sandbox", before, after)
+	}
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", b.Instance.(*instance).handle.PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	owner, err := unix.IoctlGetUint32(int(ns.Fd()), unix.NS_GET_OWNER_UID)
+	if err != nil || owner != b.Instance.(*instance).handle.FirstID {
+		t.Errorf("the user namespace is of user %d, %v; want %d", owner, err, b.Instance.(*instance).handle.FirstID)
+	}
+}
+
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	b := newBox(t, func(s *backend.Spec) {

@@ -42,9 +42,8 @@ const channelBuffer = 1 << 20
 // monitorSlack is the timer slack of the guest's runtime monitor: see internal/guest/proc/slack.go.
 const monitorSlack = 2 * time.Millisecond
 
-// limits of a sandbox's processes for what the kernel counts by user: the usual ones. Counted
-// over all sandboxes, whose user namespaces have one owner, there is none: package up
-// takes the node's own away.
+// limits of a sandbox's processes for what the kernel counts by user: the usual ones. They hold for each
+// user in it, and the node's own for all of them together (see stage).
 var limits = []struct {
 	resource int
 	most     uint64
@@ -319,7 +318,7 @@ func (c *creation) clone(ctx context.Context) error {
 	if err := p.Exec(c.b.guest, []string{"dsec-guest", "--container"}, env); err != nil {
 		return err
 	}
-	child, err := c.b.stage.start(namespaces, group.CloneInto, p)
+	child, err := c.b.stage.start(c.firstID, namespaces, group.CloneInto, p)
 	if err != nil {
 		return err
 	}

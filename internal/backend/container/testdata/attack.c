@@ -9,6 +9,7 @@
 #include <netinet/in.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/inotify.h>
 #include <sys/ioctl.h>
@@ -19,6 +20,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 // A writable clone of a read-only mount.
@@ -164,6 +166,16 @@ static int freeze(void) {
 	return ioctl(root, FIFREEZE, 0) == 0 || ioctl(shm, FIFREEZE, 0) == 0;
 }
 
+// Timers, each of which has a signal of its own that is counted by user; they stay until killed.
+static int many_timers(void) {
+	int n = 0;
+	timer_t t;
+	while (n < 3000 && timer_create(CLOCK_MONOTONIC, NULL, &t) == 0) n++;
+	printf("%d\n", n);
+	fflush(stdout);
+	return pause();
+}
+
 int main(int argc, char **argv) {
 	if (argc != 2) return 2;
 	if (!strcmp(argv[1], "dev")) return !writable_dev();
@@ -183,5 +195,6 @@ int main(int argc, char **argv) {
 	if (!strcmp(argv[1], "signals")) return !signal_init();
 	if (!strcmp(argv[1], "immutable")) return !immutable();
 	if (!strcmp(argv[1], "freeze")) return !freeze();
+	if (!strcmp(argv[1], "timers")) return many_timers();
 	return 2;
 }

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -142,7 +143,11 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 func (e *Edge) undoCreate(s *sandbox) {
 	v := s.snapshot()
 	s.release()
-	if err := e.erase(context.Background(), s.backend, v.ID); err != nil {
+	err := e.erase(context.Background(), s.backend, v.ID)
+	if errors.Is(err, errs.ShuttingDown) { // its record says creating: the next start ends it
+		return
+	}
+	if err != nil {
 		// It stays in the table as failed, holding its admission, until a removal succeeds.
 		e.cfg.Log.Error("undo create", "sandbox", v.ID, "err", err)
 		if terr := e.transition(s, v1.StateFailed, func(v *v1.Sandbox) { v.Error = v1.ProblemOf(err) }); terr != nil {

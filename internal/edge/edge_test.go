@@ -802,3 +802,35 @@ func TestRemovalsAreBounded(t *testing.T) {
 		t.Errorf("%d removals at once, want %d", most, removals)
 	}
 }
+
+// A create that failed while the node stops, with more to remove than it may at once, leaves
+// nothing to the next start.
+func TestStoppingNodeLeavesNoFailedCreate(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.wrap = func(be backend.Backend) backend.Backend { return &slow{Backend: be, fail: errors.New("no")} }
+	e := b.start()
+	for range removals {
+		e.removing <- struct{}{}
+	}
+	id := v1.SandboxID(e.ID(), e.epoch, 9)
+	c := b.control(e)
+	failed := make(chan error)
+	go func() {
+		_, err := b.create(c, e, func(r *v1.EdgeCreate) { r.ID = id })
+		failed <- err
+	}()
+	for e.get(id) == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-failed; err == nil {
+		t.Error("the create succeeded")
+	}
+	b.wrap = nil
+	if e := b.start(); e.get(id) != nil || e.Node().Allocated.Slots != 0 {
+		t.Errorf("left: %+v", e.get(id).snapshot())
+	}
+}

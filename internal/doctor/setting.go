@@ -24,20 +24,22 @@ type Setting struct {
 
 // Settings are all of them. What is not here is of each sandbox (its namespaces' or its user ids'), or is not
 // needed: sandboxes have no aio rings and no keyrings.
-var Settings = []Setting{
-	{"kernel.pid_max", 4194304, 6, 4096, "process ids of all sandboxes; each has its own limit"},
-	{"kernel.threads-max", 4194304, 6, 4096, "threads of all sandboxes; their memory counts in each"},
-	{"kernel.pty.max", 1 << 20, 0, 4096, "terminals of all sandboxes; each may have 256"},
-	{"fs.file-max", 1 << 28, 100, 100_000, "open files of all sandboxes; their memory counts in each"},
-	{"fs.inotify.max_user_instances", 8192, 0, 256, "inotify instances of one sandbox, which may have 256, or of another user"},
-	{"fs.inotify.max_user_watches", 1 << 20, 0, 65536, "watches of one sandbox, which may have 65,536, or of another user; their memory counts in each"},
-	{"fs.mount-max", 100_000, 0, 1024, "mounts of one sandbox, and of the machine"},
-	{"net.core.netdev_max_backlog", 16384, 0, 1000, "packets on all loopbacks, which wait in one queue for each processor"},
-	{"net.ipv4.neigh.default.gc_thresh2", 1 << 17, 0, 512, "neighbours on all loopbacks, of which the kernel has one table"},
-	{"net.ipv4.neigh.default.gc_thresh3", 1 << 18, 1, 64, "neighbours on all loopbacks, of which the kernel has one table"},
-	{"net.ipv6.neigh.default.gc_thresh2", 1 << 17, 0, 512, "neighbours on all loopbacks, of which the kernel has one table"},
-	{"net.ipv6.neigh.default.gc_thresh3", 1 << 18, 1, 64, "neighbours on all loopbacks, of which the kernel has one table"},
-	{"vm.max_map_count", 1 << 20, 0, 65530, "mappings of one process, which large databases want more of; their memory counts in each sandbox"},
+func Settings() []Setting {
+	return []Setting{
+		{"kernel.pid_max", 4194304, 6, 4096, "process ids of all sandboxes; each has its own limit"},
+		{"kernel.threads-max", 4194304, 6, 4096, "threads of all sandboxes; their memory counts in each"},
+		{"kernel.pty.max", 1 << 20, 0, 4096, "terminals of all sandboxes; each may have 256"},
+		{"fs.file-max", 1 << 28, 100, 100_000, "open files of all sandboxes; their memory counts in each"},
+		{"fs.inotify.max_user_instances", 8192, 0, 256, "inotify instances of one sandbox, which may have 256, or of another user"},
+		{"fs.inotify.max_user_watches", 1 << 20, 0, 65536, "watches of one sandbox, which may have 65,536, or of another user; their memory counts in each"},
+		{"fs.mount-max", 100_000, 0, 1024, "mounts of one sandbox, and of the machine"},
+		{"net.core.netdev_max_backlog", 16384, 0, 1000, "packets on all loopbacks, which wait in one queue for each processor"},
+		{"net.ipv4.neigh.default.gc_thresh2", 1 << 17, 0, 512, "neighbours on all loopbacks, of which the kernel has one table"},
+		{"net.ipv4.neigh.default.gc_thresh3", 1 << 18, 1, 64, "neighbours on all loopbacks, of which the kernel has one table"},
+		{"net.ipv6.neigh.default.gc_thresh2", 1 << 17, 0, 512, "neighbours on all loopbacks, of which the kernel has one table"},
+		{"net.ipv6.neigh.default.gc_thresh3", 1 << 18, 1, 64, "neighbours on all loopbacks, of which the kernel has one table"},
+		{"vm.max_map_count", 1 << 20, 0, 65530, "mappings of one process, which large databases want more of; their memory counts in each sandbox"},
+	}
 }
 
 // Path of the setting's file below dir.
@@ -53,7 +55,7 @@ func (s Setting) Need(sandboxes int64) int64 { return min(s.PerSandbox*sandboxes
 
 // checkSettings looks at what is lower than the sandboxes need and cannot be raised.
 func checkSettings(dir string, sandboxes int64) (out []Check) {
-	for _, s := range Settings {
+	for _, s := range Settings() {
 		have, err := s.Value(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue

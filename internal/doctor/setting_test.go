@@ -13,7 +13,7 @@ import (
 func settings(t *testing.T, value int64) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, s := range Settings {
+	for _, s := range Settings() {
 		if err := os.MkdirAll(filepath.Dir(s.Path(dir)), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -38,8 +38,8 @@ func TestSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	checks := checkSettings(enough, 4000)
-	if len(checks) != len(Settings)-1 {
-		t.Errorf("%d checks of %d settings, one of which is not there", len(checks), len(Settings))
+	if len(checks) != len(Settings())-1 {
+		t.Errorf("%d checks of %d settings, one of which is not there", len(checks), len(Settings()))
 	}
 	for _, c := range checks {
 		if c.Status != OK {
@@ -88,7 +88,7 @@ func TestSettingsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range Settings {
+	for _, s := range Settings() {
 		if line := fmt.Sprintf("| `%s` | %d | %s |", s.Name, s.Want, s.Why); !strings.Contains(string(doc), line) {
 			t.Errorf("docs/operations.md has no line %s", line)
 		}

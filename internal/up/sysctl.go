@@ -15,7 +15,7 @@ import (
 // says which. One that it may not raise keeps no node from its work, and is worth a warning if
 // it is too low for that many.
 func raiseSettings(dir string, sandboxes int64, log *slog.Logger) {
-	for _, s := range doctor.Settings {
+	for _, s := range doctor.Settings() {
 		from, to, err := raise(s, dir)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):

@@ -16,7 +16,7 @@ func TestSettingsAreOnlyRaised(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	const absent, refused, higher = "vm.max_map_count", "kernel.pid_max", "kernel.pty.max"
-	for _, s := range doctor.Settings {
+	for _, s := range doctor.Settings() {
 		if err := os.MkdirAll(filepath.Dir(s.Path(dir)), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +36,7 @@ func TestSettingsAreOnlyRaised(t *testing.T) {
 	}
 	var out bytes.Buffer
 	raiseSettings(dir, 1_000_000, slog.New(slog.NewTextHandler(&out, nil)))
-	for _, s := range doctor.Settings {
+	for _, s := range doctor.Settings() {
 		want := s.Want
 		if s.Name == higher {
 			want++
@@ -52,7 +52,7 @@ func TestSettingsAreOnlyRaised(t *testing.T) {
 		t.Error("made a setting that the kernel does not have")
 	}
 	log := out.String()
-	if n := strings.Count(log, "raised a setting"); n != len(doctor.Settings)-3 {
+	if n := strings.Count(log, "raised a setting"); n != len(doctor.Settings())-3 {
 		t.Errorf("%d said to be raised:\n%s", n, log)
 	}
 	if !strings.Contains(log, "level=WARN") || !strings.Contains(log, "setting="+refused) || strings.Contains(log, higher) || strings.Contains(log, absent) {

@@ -300,6 +300,7 @@ func TestWhatASandboxMayNotDo(t *testing.T) {
 		{"freeze a file system", "attack freeze"},
 		{"take rings of the machine's number of them", "attack aio"},
 		{"fill the buffers of sockets beyond its limit", "attack tcp"},
+		{"fill them with datagrams", "attack udp"},
 		{"change the network", "ip link set lo down || ip link add x type bridge"},
 		{"set the clock", "date -s 2020-01-01; date +%Y | grep 2020"},
 		{"delay PID 1's timers", "echo 10000000000 >/proc/1/timerslack_ns"},

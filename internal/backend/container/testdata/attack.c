@@ -61,6 +61,26 @@ static int filtered_calls(void) {
 	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) == 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }
 
+// The same by datagrams that nobody reads, and then how many there were.
+static int udp_buffers(void) {
+	const long enough = 96 << 20;
+	static char data[60000];
+	struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int from = socket(AF_INET, SOCK_DGRAM, 0), size = 4 << 20, sockets[60];
+	long kept = 0, n;
+	for (int i = 0; i < 60; i++) {
+		socklen_t len = sizeof here;
+		here.sin_port = 0;
+		sockets[i] = socket(AF_INET, SOCK_DGRAM, 0);
+		setsockopt(sockets[i], SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
+		if (bind(sockets[i], (struct sockaddr *)&here, len) || getsockname(sockets[i], (struct sockaddr *)&here, &len)) return 0;
+		for (int k = 0; k < 100; k++) sendto(from, data, sizeof data, MSG_DONTWAIT, (struct sockaddr *)&here, len);
+	}
+	for (int i = 0; i < 60; i++)
+		while ((n = recv(sockets[i], data, sizeof data, MSG_DONTWAIT)) > 0) kept += n;
+	return kept >= enough;
+}
+
 // Sockets of a family that only drivers, clusters or the kernel itself need.
 static int odd_socket(void) {
 	for (int family = 0; family < 64; family++)
@@ -196,5 +216,6 @@ int main(int argc, char **argv) {
 	if (!strcmp(argv[1], "immutable")) return !immutable();
 	if (!strcmp(argv[1], "freeze")) return !freeze();
 	if (!strcmp(argv[1], "timers")) return many_timers();
+	if (!strcmp(argv[1], "udp")) return !udp_buffers();
 	return 2;
 }

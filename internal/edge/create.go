@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -140,11 +141,13 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 
 // undoCreate removes a sandbox whose create failed or was overtaken by its removal.
 func (e *Edge) undoCreate(s *sandbox) {
-	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
-	defer cancel()
 	v := s.snapshot()
 	s.release()
-	if err := s.backend.Delete(ctx, v.ID); err != nil {
+	err := e.erase(context.Background(), s.backend, v.ID)
+	if errors.Is(err, errs.ShuttingDown) { // its record says creating: the next start ends it
+		return
+	}
+	if err != nil {
 		// It stays in the table as failed, holding its admission, until a removal succeeds.
 		e.cfg.Log.Error("undo create", "sandbox", v.ID, "err", err)
 		if terr := e.transition(s, v1.StateFailed, func(v *v1.Sandbox) { v.Error = v1.ProblemOf(err) }); terr != nil {
@@ -217,7 +220,7 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 	}
 	e.cfg.Log.Warn("sandbox died", "sandbox", instance.ID(), "cause", cause)
 	s.release()
-	if err := s.backend.Delete(ctx, instance.ID()); err != nil {
+	if err := e.erase(context.Background(), s.backend, instance.ID()); err != nil {
 		e.cfg.Log.Error("clean up a dead sandbox", "sandbox", instance.ID(), "err", err)
 		return
 	}

@@ -89,6 +89,7 @@ type Edge struct {
 	reg      Registration
 	stopping atomic.Bool
 	stop     chan struct{}
+	removing chan struct{} // holds one for each removal at work
 	wg       sync.WaitGroup
 
 	createsOK, createsFailed atomic.Int64

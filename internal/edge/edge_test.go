@@ -728,3 +728,109 @@ func TestSupersededEdgeStops(t *testing.T) {
 		t.Fatal("it goes on serving beside its successor")
 	}
 }
+
+// crowd counts removals that are at work at once, and lets each take a while.
+type crowd struct {
+	backend.Backend
+	now, most atomic.Int64
+	gate      chan struct{}
+}
+
+func (c *crowd) Delete(ctx context.Context, id string) error {
+	n := c.now.Add(1)
+	defer c.now.Add(-1)
+	for most := c.most.Load(); n > most && !c.most.CompareAndSwap(most, n); most = c.most.Load() {
+	}
+	select {
+	case <-c.gate:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return c.Backend.Delete(ctx, id)
+}
+
+// The kernel frees what each removal leaves from one queue, which blocks when it gets too much.
+func TestRemovalsAreBounded(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.capacity.Slots = 1000
+	busy := &crowd{gate: make(chan struct{})}
+	b.wrap = func(be backend.Backend) backend.Backend { busy.Backend = be; return busy }
+	e := b.start()
+	c := b.control(e)
+	const extra = 20
+	var ids []string
+	for range removals + extra {
+		v, err := b.create(c, e, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, v.ID)
+	}
+	var wg sync.WaitGroup
+	for _, id := range ids[:removals] {
+		wg.Go(func() {
+			if _, err := e.remove(t.Context(), id, v1.EndRequest); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for busy.now.Load() < removals {
+		time.Sleep(time.Millisecond)
+	}
+	// One more waits, no longer than its caller does, and then is tried again.
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := e.remove(ctx, ids[removals], v1.EndRequest); !errors.Is(err, errs.DeadlineExceeded) {
+		t.Errorf("a removal beyond the bound: %v", err)
+	}
+	for _, id := range ids[removals+1:] {
+		wg.Go(func() {
+			if _, err := e.remove(t.Context(), id, v1.EndRequest); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	close(busy.gate)
+	wg.Wait()
+	for deadline := time.Now().Add(20 * time.Second); e.get(ids[removals]) != nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the removal whose caller left was never tried again")
+		}
+	}
+	if most := busy.most.Load(); most != removals {
+		t.Errorf("%d removals at once, want %d", most, removals)
+	}
+}
+
+// A create that failed while the node stops, with more to remove than it may at once, leaves
+// nothing to the next start.
+func TestStoppingNodeLeavesNoFailedCreate(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.wrap = func(be backend.Backend) backend.Backend { return &slow{Backend: be, fail: errors.New("no")} }
+	e := b.start()
+	for range removals {
+		e.removing <- struct{}{}
+	}
+	id := v1.SandboxID(e.ID(), e.epoch, 9)
+	c := b.control(e)
+	failed := make(chan error)
+	go func() {
+		_, err := b.create(c, e, func(r *v1.EdgeCreate) { r.ID = id })
+		failed <- err
+	}()
+	for e.get(id) == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-failed; err == nil {
+		t.Error("the create succeeded")
+	}
+	b.wrap = nil
+	if e := b.start(); e.get(id) != nil || e.Node().Allocated.Slots != 0 {
+		t.Errorf("left: %+v", e.get(id).snapshot())
+	}
+}

@@ -197,9 +197,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	} else if err != nil { // a full disk, say, must not keep us from what runs already
 		n.opts.Log.Warn("creates may fail: a try of the data directory did; see 'dsec doctor'", "err", err)
 	}
-	if err := raiseInotify("/proc/sys/fs/inotify/max_user_instances"); err != nil {
-		n.opts.Log.Warn("all sandboxes share the machine's limit of inotify instances", "err", err)
-	}
+	raiseSettings(doctor.SettingsDir, n.opts.Slots, n.opts.Log)
 	slack.RelaxMonitor()
 	if token, err = loadToken(n.path("root.token")); err != nil {
 		return "", err
@@ -462,9 +460,8 @@ func loadToken(path string) (string, error) {
 	return token, os.WriteFile(path, []byte(token+"\n"), 0o600)
 }
 
-// raiseLimits takes all the descriptors that the hard limit allows. It also lifts what the
-// kernel counts by user: sandboxes have limits of their own, but all their user namespaces
-// belong to this one, in whose account they meet.
+// raiseLimits takes all the descriptors that the hard limit allows. It also lifts what the kernel
+// counts by user: a sandbox's users together have no more of it than the node.
 func raiseLimits() error {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
@@ -487,22 +484,6 @@ func raiseLimits() error {
 		}
 	}
 	return nil
-}
-
-// inotifyInstances is how many all sandboxes may have together; each may have 256.
-const inotifyInstances = 1 << 20
-
-// raiseInotify lets sandboxes have inotify instances of their own account. Where it may not,
-// they meet at the machine's limit, which doctor shows.
-func raiseInotify(file string) error {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && n >= inotifyInstances {
-		return nil
-	}
-	return os.WriteFile(file, []byte(strconv.Itoa(inotifyInstances)), 0)
 }
 
 func freeSpace(dir string) (disk, memory int64, err error) {

@@ -26,7 +26,7 @@ func (b *Backend) Check(context.Context) error {
 	if err := p.Exec(b.guest, []string{"dsec-guest", "--version"}, nil); err != nil {
 		return err
 	}
-	child, err := b.stage.start(namespaces, -1, p)
+	child, err := b.stage.start(b.cfg.FirstID, namespaces, -1, p)
 	unix.Close(pair[1])
 	if err != nil {
 		return fmt.Errorf("containers need user, mount, pid, network, ipc, uts and cgroup namespaces (kernel ≥ 5.7, user.max_user_namespaces > 0, root): %w", err)

@@ -37,7 +37,7 @@ type Config struct {
 type Backend struct {
 	cfg     Config
 	dir     *os.File // Config.Writable/sandboxes, detached
-	log     *os.File // what all guests write to their standard error: only panics
+	log     *guestLog
 	cgroups *cgroup.Hierarchy
 	guest   int // the guest binary, O_PATH
 
@@ -73,7 +73,7 @@ func (b *Backend) prepare() error {
 		}
 	}
 	var err error
-	if b.log, err = os.OpenFile(filepath.Join(b.cfg.Dir, "guests.log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600); err != nil {
+	if b.log, err = openGuestLog(filepath.Join(b.cfg.Dir, "guests.log"), guestLogMost, guestLogEvery); err != nil {
 		return err
 	}
 	dir, err := mount.Detached(sandboxes)
@@ -93,7 +93,7 @@ func (b *Backend) prepare() error {
 	if b.dev, err = mount.Dev(); err != nil {
 		return err
 	}
-	if b.low, err = newLowFiles(b.null, b.guest, int(b.log.Fd())); err != nil {
+	if b.low, err = newLowFiles(b.null, b.guest, b.log.fd()); err != nil {
 		return err
 	}
 	b.hardLimits = map[int]uint64{}
@@ -153,10 +153,11 @@ func (b *Backend) Withdraw() error { return b.cgroups.RemoveAll() }
 
 // Close implements backend.Backend.
 func (b *Backend) Close() error {
-	for _, f := range []*os.File{b.dir, b.log} {
-		if f != nil {
-			f.Close()
-		}
+	if b.dir != nil {
+		b.dir.Close()
+	}
+	if b.log != nil {
+		b.log.close()
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -43,6 +43,7 @@ type Conn struct {
 	ctx       context.Context // ends with the connection; parent of the handlers'
 	cancel    context.CancelFunc
 	principal any
+	quota     Quota // server; nil: no bound
 	hello     *msg.Hello
 	welcome   *msg.Welcome
 
@@ -301,6 +302,9 @@ func (c *Conn) remove(s *Stream) bool {
 
 // release takes a stream or a handler off the count and ends a drained connection.
 func (c *Conn) release() {
+	if c.quota != nil {
+		c.quota.Release()
+	}
 	if c.active.Add(-1) > 0 {
 		return
 	}

@@ -51,6 +51,8 @@ type Config struct {
 
 	StreamTimeout time.Duration // of readers of streams of lines; 0: 30 s
 	BodyTimeout   time.Duration // for a request's JSON to come; 0: 10 s
+	TokenConns    int           // kept open by one token; 0: apiserver's default
+	TokenStreams  int           // Aether streams of one token; 0: apiserver's default
 }
 
 // Control is a running control plane.
@@ -106,6 +108,7 @@ func (c *Control) start(ctx context.Context) error {
 	c.api = apiserver.New(apiserver.Config{
 		Images: c.store, Claims: c.store, Ping: c.store.Ping, IAM: access, Registry: c.registry, Edges: c.pool, Signer: signer,
 		Metrics: c.cfg.Metrics, Log: c.cfg.Log, Version: c.cfg.Version, TLS: c.cfg.TLS, StreamTimeout: c.cfg.StreamTimeout, BodyTimeout: c.cfg.BodyTimeout,
+		TokenConns: c.cfg.TokenConns, TokenStreams: c.cfg.TokenStreams,
 	})
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c.cancel = cancel

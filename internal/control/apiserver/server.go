@@ -48,6 +48,11 @@ type Config struct {
 	BodyTimeout time.Duration
 	// KeyTTL is the life of an idempotency key; 0: 5 min.
 	KeyTTL time.Duration
+	// TokenConns bounds what one token keeps open at a time: Aether connections and followers
+	// of events. 0: 1024.
+	TokenConns int
+	// TokenStreams bounds the Aether streams of one token over all its connections; 0: 8192.
+	TokenStreams int
 }
 
 // Server is one apiserver.
@@ -61,6 +66,7 @@ type Server struct {
 	catalog *catalog
 	flights *flights
 	reaper  *reaper
+	quotas  *quotas
 	metrics *metrics
 	random  *lockedSource
 
@@ -89,6 +95,12 @@ func New(cfg Config) *Server {
 	if cfg.KeyTTL == 0 {
 		cfg.KeyTTL = 5 * time.Minute
 	}
+	if cfg.TokenConns == 0 {
+		cfg.TokenConns = defaultTokenConns
+	}
+	if cfg.TokenStreams == 0 {
+		cfg.TokenStreams = defaultTokenStreams
+	}
 	s := &Server{cfg: cfg, random: &lockedSource{src: cfg.Random}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.drain, s.stop = context.WithCancel(context.Background())
@@ -96,6 +108,7 @@ func New(cfg Config) *Server {
 	s.catalog = newCatalog(cfg.Images)
 	s.flights = newFlights(cfg.Now, cfg.KeyTTL)
 	s.reaper = newReaper(s)
+	s.quotas = newQuotas(cfg.TokenConns, cfg.TokenStreams)
 	s.metrics = newMetrics(s, cfg.Metrics)
 	s.relay = s.newRelay()
 	s.mux = http.NewServeMux()

@@ -150,6 +150,7 @@ func (e *Edge) Serve() {
 			"image.delete":   aether.Unary(e.imageDelete),
 			"image.list":     aether.Unary(e.imageList),
 			"process.exec":   aether.Unary(e.exec),
+			"process.start":  e.start,
 		},
 	})
 	served := make(chan struct{})

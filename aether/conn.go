@@ -107,6 +107,10 @@ func (c *Conn) Close() error {
 	return nil
 }
 
+// Fail is Close with a reason: every stream that the connection's end cuts off ends with
+// err, whose code travels to where a relayed one came from.
+func (c *Conn) Fail(err error) { c.end(errs.Of(err)) }
+
 // lost returns the error of a stream that ended with its connection.
 func (c *Conn) lost() *errs.Error {
 	c.mu.Lock()

@@ -130,6 +130,9 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 		})
 	}
 	if err != nil {
+		if v := s.snapshot(); v.State == v1.StateStopping { // what ended it says more than where that met it
+			err = goneNow(v)
+		}
 		e.undoCreate(s)
 		return v1.Sandbox{}, err
 	}
@@ -143,7 +146,7 @@ func (e *Edge) undoCreate(s *sandbox) {
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
 	v := s.snapshot()
-	s.release()
+	s.release(nil)
 	if err := s.backend.Delete(ctx, v.ID); err != nil {
 		// It stays in the table as failed, holding its admission, until a removal succeeds.
 		e.cfg.Log.Error("undo create", "sandbox", v.ID, "err", err)
@@ -216,7 +219,7 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 		return
 	}
 	e.cfg.Log.Warn("sandbox died", "sandbox", instance.ID(), "cause", cause)
-	s.release()
+	s.release(cause)
 	if err := s.backend.Delete(ctx, instance.ID()); err != nil {
 		e.cfg.Log.Error("clean up a dead sandbox", "sandbox", instance.ID(), "err", err)
 		return

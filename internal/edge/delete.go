@@ -53,7 +53,7 @@ func (e *Edge) finishRemoval(ctx context.Context, s *sandbox) error {
 		return errs.Wrap(errs.DeadlineExceeded, "edge.remove", "wait for the create to end", ctx.Err())
 	}
 	v := s.snapshot()
-	s.release()
+	s.release(goneNow(v))
 	if err := s.backend.Delete(ctx, v.ID); err != nil {
 		// Still stopping: the reconciler and the next removal try again.
 		e.retryLater(s)

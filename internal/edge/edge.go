@@ -147,7 +147,7 @@ func (e *Edge) Close(ctx context.Context) error {
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
 		s.unlimit()
-		s.release()
+		s.release(nil)
 	}
 	e.mu.Unlock()
 	if e.journal != nil {

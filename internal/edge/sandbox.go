@@ -154,9 +154,7 @@ func (s *sandbox) connected() (*aether.Conn, error) {
 
 func notRunning(v v1.Sandbox) error {
 	if v.State == v1.StateStopping || v.State == v1.StateStopped {
-		e := errs.New(errs.SandboxGone, "edge.connect", "the sandbox is being removed")
-		e.Sandbox = v.ID
-		return e
+		return goneNow(v)
 	}
 	e := errs.New(errs.SandboxNotRunning, "edge.connect", "the sandbox is "+string(v.State)).With("state", string(v.State))
 	e.Sandbox = v.ID
@@ -167,12 +165,39 @@ func notRunning(v v1.Sandbox) error {
 	return e
 }
 
-// release closes what this process holds of the sandbox; it keeps running.
-func (s *sandbox) release() {
+// endings say why a sandbox is removed.
+var endings = map[v1.EndReason]string{
+	v1.EndRequest: "somebody asked for it", v1.EndTTL: "it reached its time to live", v1.EndLease: "nobody renewed its lease",
+}
+
+// goneNow is the error of whatever the removal of v meets.
+func goneNow(v v1.Sandbox) *errs.Error {
+	text := "the sandbox is removed"
+	if why := endings[v.EndReason]; why != "" {
+		text += ": " + why
+	}
+	e := errs.New(errs.SandboxGone, "edge.remove", text)
+	e.Node, e.Sandbox = v.Node, v.ID
+	if v.EndReason != "" {
+		e.With("end_reason", string(v.EndReason))
+	}
+	if v.Error != nil { // it had failed before
+		e.Cause = v.Error.Err()
+	}
+	return e
+}
+
+// release closes what this process holds of the sandbox; it keeps running. why is what
+// operations that go on in it are told; nil: that the connection is lost.
+func (s *sandbox) release(why *errs.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.guest != nil {
-		s.guest.Close()
+		if why != nil {
+			s.guest.Fail(why)
+		} else {
+			s.guest.Close()
+		}
 		s.guest = nil
 	}
 	s.instance = nil

@@ -76,6 +76,7 @@ type Edge struct {
 	cfg      Config
 	id       string
 	epoch    uint64
+	anew     bool // the epoch began with this process: what ran before is gone
 	started  time.Time
 	address  string
 	backends map[v1.Backend]backend.Backend

@@ -147,7 +147,7 @@ func (e *Edge) identify(ctx context.Context) error {
 	if err := writeSynced(e.path("identity.json"), data); err != nil {
 		return err
 	}
-	e.epoch = me.Epoch
+	e.epoch, e.anew = me.Epoch, true
 	return nil
 }
 
@@ -173,6 +173,14 @@ func writeSynced(path string, data []byte) error {
 // runs, ends what was half-made or half-removed, and removes what has no record.
 func (e *Edge) recover(ctx context.Context) error {
 	j, records, err := openJournal(e.path("journal"))
+	if errors.Is(err, errs.DataCorrupt) && e.anew {
+		// None of its sandboxes is left anyway, and power that fails may tear more than a line.
+		e.cfg.Log.Error("the journal of the time before the machine restarted is put aside as journal.damaged", "err", err)
+		if err := os.Rename(e.path("journal"), e.path("journal.damaged")); err != nil {
+			return err
+		}
+		j, records, err = openJournal(e.path("journal"))
+	}
 	if err != nil {
 		return err
 	}

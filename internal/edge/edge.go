@@ -19,8 +19,9 @@ import (
 
 // Cluster is what an edge needs from the control plane.
 type Cluster interface {
-	// AllocateEpoch returns the next epoch of a node; no two calls get the same.
-	AllocateEpoch(ctx context.Context, nodeID string) (uint64, error)
+	// AllocateEpoch returns the next epoch of a node that is above one it has had; no two
+	// calls get the same.
+	AllocateEpoch(ctx context.Context, nodeID string, above uint64) (uint64, error)
 	// Register publishes the node until Withdraw.
 	Register(ctx context.Context, node v1.Node) (Registration, error)
 	// SigningKey is the key of capability tokens.

@@ -33,8 +33,9 @@ type fakeCluster struct {
 	superseded chan struct{}
 }
 
-func (c *fakeCluster) AllocateEpoch(context.Context, string) (uint64, error) {
-	return c.epoch.Add(1), nil
+func (c *fakeCluster) AllocateEpoch(_ context.Context, _ string, above uint64) (uint64, error) {
+	c.epoch.Store(max(c.epoch.Load(), above) + 1)
+	return c.epoch.Load(), nil
 }
 func (c *fakeCluster) SigningKey(context.Context) ([]byte, error) { return testKey, nil }
 func (c *fakeCluster) Register(context.Context, v1.Node) (Registration, error) {

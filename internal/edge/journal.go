@@ -301,10 +301,34 @@ func (j *journal) reuse(whole int64) error {
 	return nil
 }
 
-// Emptied notes in the journal of an edge's directory, whose edge does not run, that none
-// of its sandboxes is left but those named. A journal that cannot be read has nothing more to say.
+// recorded returns how many sandboxes a journal has records of, without touching it.
+func recorded(path string) (int, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	live := map[string]bool{}
+	_, err = eachLine(data, func(_ []byte, rec record) {
+		if live[rec.Sandbox.ID] = true; rec.Removed {
+			delete(live, rec.Sandbox.ID)
+		}
+	})
+	return len(live), err
+}
+
+// Emptied notes in an edge's directory, whose edge does not run, that none of its
+// sandboxes is left but those named. A journal, or an identity of a node without
+// sandboxes, that cannot be read has nothing more to say and is removed.
 func Emptied(dir string, left ...string) error {
 	path := filepath.Join(dir, "journal")
+	if _, err := readIdentity(filepath.Join(dir, "identity.json")); errors.Is(err, errs.DataCorrupt) && len(left) == 0 {
+		if err := os.Remove(filepath.Join(dir, "identity.json")); err != nil {
+			return err
+		}
+	}
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

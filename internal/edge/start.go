@@ -2,7 +2,6 @@ package edge
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,13 +17,6 @@ import (
 
 // feedSize is how many changes a watcher may be behind before it must read all again.
 const feedSize = 8192
-
-// identity is what an edge keeps of itself.
-type identity struct {
-	Node   string `json:"node"`
-	Epoch  uint64 `json:"epoch"`
-	BootID string `json:"boot_id"`
-}
 
 // Start brings up an edge: it takes its identity, adopts the sandboxes that survived,
 // removes what no record explains, and then serves and registers.
@@ -114,59 +106,6 @@ func listen(address string) (net.Listener, error) {
 		}
 	}
 	return l, nil
-}
-
-// identify loads the node's id, makes it at the first start, and takes a new epoch when
-// the machine was restarted: what ran before is gone then, and its ids must say so.
-func (e *Edge) identify(ctx context.Context) error {
-	var me identity
-	data, err := os.ReadFile(e.path("identity.json"))
-	if err == nil {
-		err = json.Unmarshal(data, &me)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if me.Node == "" {
-		me.Node = v1.NodeID(e.cfg.Random())
-	}
-	e.id, e.epoch = me.Node, me.Epoch
-	if me.BootID == e.cfg.BootID && me.Epoch != 0 {
-		return nil
-	}
-	if me.Epoch, err = e.cfg.Cluster.AllocateEpoch(ctx, me.Node); err != nil {
-		return err
-	}
-	if me.Epoch > v1.MaxEpoch {
-		return fmt.Errorf("epoch %d does not fit into sandbox ids", me.Epoch)
-	}
-	me.BootID = e.cfg.BootID
-	if data, err = json.Marshal(me); err != nil {
-		return err
-	}
-	if err := writeSynced(e.path("identity.json"), data); err != nil {
-		return err
-	}
-	e.epoch, e.anew = me.Epoch, true
-	return nil
-}
-
-func writeSynced(path string, data []byte) error {
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
 }
 
 // recover compares the journal with what the backends have, both ways: it adopts what

@@ -136,6 +136,7 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 		e.undoCreate(s)
 		return v1.Sandbox{}, err
 	}
+	e.limit(s)
 	e.watch(s)
 	e.createsOK.Add(1)
 	return s.snapshot(), nil
@@ -174,7 +175,6 @@ func (s *sandbox) await(ctx context.Context) (v1.Sandbox, error) {
 
 // watch ends with the sandbox: it notices a guest that dies by itself.
 func (e *Edge) watch(s *sandbox) {
-	e.limit(s)
 	s.mu.Lock()
 	instance := s.instance
 	s.mu.Unlock()

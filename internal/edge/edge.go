@@ -64,6 +64,8 @@ type Config struct {
 	Random    func() uint64 // of ids and secrets
 	FreeSpace func() (disk, memory int64)
 	BootID    string // changes when the machine starts: processes do not outlive it
+	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
+	AdoptTime time.Duration
 }
 
 // Reserve is what admission leaves free for the node itself, by looking at what really is free.

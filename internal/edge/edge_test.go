@@ -65,6 +65,7 @@ type bed struct {
 	capacity v1.Resources
 	largest  v1.Resources
 	wrap     func(backend.Backend) backend.Backend
+	adopt    time.Duration
 }
 
 func newBed(t *testing.T) *bed {
@@ -98,7 +99,7 @@ func (b *bed) tryStart() (*Edge, error) {
 		Dir: filepath.Join(b.dir, "edge"), Listen: "unix:" + filepath.Join(b.dir, "edge.sock"), Backends: []backend.Backend{be}, Images: noImages{}, Cluster: b.cluster,
 		Capacity: b.capacity, Largest: b.largest, Reserve: Reserve{MemoryBytes: 1 << 30}, Log: slog.New(slog.DiscardHandler),
 		Now:    func() time.Time { return time.Unix(0, b.now.Add(int64(time.Millisecond))).UTC() },
-		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot,
+		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot, AdoptTime: b.adopt,
 	})
 	if err != nil {
 		hb.Close()

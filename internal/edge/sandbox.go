@@ -30,9 +30,9 @@ type sandbox struct {
 	image    *v1.Image
 	need     v1.Resources
 	admitted sync.Once       // done when need was given back
-	create   context.Context // of its create; ends with the caller or a removal
+	create   context.Context // of its create or adoption; ends with the caller or a removal
 	cancel   context.CancelFunc
-	created  chan struct{} // closed when its create has ended, well or not
+	created  chan struct{} // closed when its create, or its adoption, has ended, well or not
 	removed  chan struct{} // closed when nothing of it is left
 
 	mu       sync.Mutex
@@ -42,6 +42,8 @@ type sandbox struct {
 	expiry   *time.Timer
 	lease    *time.Timer
 	renewed  time.Time // when its lease was
+
+	unadopted error // why it could not be adopted yet; of who tries only
 
 	dial sync.Mutex // held by whoever connects to the guest
 }
@@ -103,6 +105,9 @@ func (s *sandbox) recordAs(v v1.Sandbox) record {
 
 // connect returns the connection to the sandbox's guest, dialling if there is none.
 func (s *sandbox) connect(ctx context.Context) (*aether.Conn, error) {
+	if err := s.adopted(ctx); err != nil {
+		return nil, err
+	}
 	if c, err := s.connected(); c != nil || err != nil {
 		return c, err
 	}
@@ -133,6 +138,25 @@ func (s *sandbox) connect(ctx context.Context) (*aether.Conn, error) {
 	}
 	s.guest = c
 	return c, nil
+}
+
+// adopted waits until it is clear whether a sandbox that ran before its edge did can be
+// taken over, which has its own time limit.
+func (s *sandbox) adopted(ctx context.Context) error {
+	s.mu.Lock()
+	wait, v := s.instance == nil && s.view.State == v1.StateRunning, s.view
+	s.mu.Unlock()
+	if !wait {
+		return nil
+	}
+	select {
+	case <-s.created:
+		return nil
+	case <-ctx.Done():
+		e := errs.New(errs.GuestUnreachable, "edge.adopt", "the node has started anew and cannot reach the sandbox yet").Because(context.Cause(ctx))
+		e.Node, e.Sandbox = v.Node, v.ID
+		return e
+	}
 }
 
 // connected returns the live connection, nil if there is none, or why there can be none.

@@ -255,6 +255,13 @@ func (c *Control) WaitEdge(ctx context.Context, n int) error {
 	}
 }
 
+// Drain makes the apiserver refuse new work, for a process whose edge stops before Close.
+func (c *Control) Drain() {
+	if c.api != nil {
+		c.api.Drain()
+	}
+}
+
 // Close drains requests until ctx ends, then stops everything. Edges and their sandboxes
 // go on.
 func (c *Control) Close(ctx context.Context) error {

@@ -96,6 +96,7 @@ type Edge struct {
 	wg       sync.WaitGroup
 
 	createsOK, createsFailed atomic.Int64
+	creates                  sync.WaitGroup // added to under mu, unless stopping
 
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
@@ -132,7 +133,7 @@ func (e *Edge) get(id string) *sandbox {
 }
 
 // Close stops serving and lets go of the sandboxes, which keep running for the next
-// start to adopt.
+// start to adopt. Creates that are under way are undone.
 func (e *Edge) Close(ctx context.Context) error {
 	if e.stopping.Swap(true) {
 		return nil
@@ -142,6 +143,7 @@ func (e *Edge) Close(ctx context.Context) error {
 			e.cfg.Log.Warn("withdraw registration", "err", err)
 		}
 	}
+	e.endCreates(ctx)
 	close(e.stop)
 	var err error
 	if e.server != nil {
@@ -160,6 +162,24 @@ func (e *Edge) Close(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// endCreates undoes what is being created and waits for that, so that the journal knows.
+func (e *Edge) endCreates(ctx context.Context) {
+	e.mu.Lock()
+	for _, s := range e.sandboxes {
+		if s.snapshot().State == v1.StateCreating {
+			s.cancel()
+		}
+	}
+	e.mu.Unlock()
+	done := make(chan struct{})
+	go func() { e.creates.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done(): // the next start undoes them
+		e.cfg.Log.Error("creates are not undone yet", "err", ctx.Err())
+	}
 }
 
 // Audit lists everything that belongs to sandboxes on this node, and the ids that no

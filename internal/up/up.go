@@ -331,6 +331,9 @@ func (c cluster) Register(ctx context.Context, node v1.Node) (edge.Registration,
 
 func (n *node) stop(ctx context.Context) error {
 	var all []error
+	if n.control != nil {
+		n.control.Drain()
+	}
 	if n.edge != nil {
 		all = append(all, n.edge.Close(ctx))
 	}

@@ -139,6 +139,9 @@ func (s *Server) routeTo(ctx context.Context, p *iam.Principal, open *msg.Open) 
 	if err := p.Require(v1.RightSandbox); err != nil {
 		return nil, "", err
 	}
+	if s.drain.Err() != nil { // before an edge that stops with us seems to be lost
+		return nil, "", errs.New(errs.ShuttingDown, "aether.route", "the server is stopping")
+	}
 	switch {
 	case open.Method == aether.MethodBatch:
 		if !relayWhole(open) {

@@ -165,6 +165,9 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
+// Drain refuses new work from here on, as a server that is stopping. Close does it too.
+func (s *Server) Drain() { s.stop() }
+
 // Close drains: no new requests, followers of events end, Aether clients are told to go,
 // and what runs may finish until ctx ends. Then everything is cut off.
 func (s *Server) Close(ctx context.Context) error {

@@ -259,7 +259,8 @@ func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) 
 	return []backend.Backend{n.containers, n.hollow}, nil
 }
 
-// Containers opens the container backend of a data directory.
+// Containers opens the container backend of a data directory; without a guest, to remove
+// what is there.
 func Containers(ctx context.Context, data string, guest []byte, layers container.Layers) (*container.Backend, error) {
 	writable := filepath.Join(data, "writable")
 	needed, err := scratch.Needed(data)

@@ -101,7 +101,7 @@ func (s *Server) imageRoutes() {
 		summary: "Import an image",
 		text:    "The body is the archive, of any size. Lines tell the progress; the last one has the image, or the error. Errors before any progress are plain.",
 		errors: []errs.Code{errs.ImageCorrupt, errs.ImageUnsupported, errs.DiskFull, errs.NoNode, errs.EdgeUnreachable, errs.ConnectionLost,
-			errs.DeadlineExceeded, errs.RequestCanceled, errs.BodyTooLarge},
+			errs.DeadlineExceeded, errs.RequestCanceled, errs.BodyTooLarge, errs.NodeFull, errs.ShuttingDown},
 		line: v1.ImageProgress{},
 	}, s.importImage)
 	s.api.OpenAPI().Paths["/v1/images"].Post.RequestBody = &huma.RequestBody{

@@ -48,6 +48,10 @@ type Config struct {
 	BodyTimeout time.Duration
 	// KeyTTL is the life of an idempotency key; 0: 5 min.
 	KeyTTL time.Duration
+	// UploadTimeout is how long an upload may send nothing; 0: 5 min.
+	UploadTimeout time.Duration
+	// Imports is how many images are imported at a time; 0: 2.
+	Imports int
 	// TokenConns bounds what one token keeps open at a time: Aether connections and followers
 	// of events. 0: 1024.
 	TokenConns int
@@ -67,6 +71,7 @@ type Server struct {
 	flights *flights
 	reaper  *reaper
 	quotas  *quotas
+	imports *imports
 	metrics *metrics
 	random  *lockedSource
 
@@ -95,6 +100,12 @@ func New(cfg Config) *Server {
 	if cfg.KeyTTL == 0 {
 		cfg.KeyTTL = 5 * time.Minute
 	}
+	if cfg.UploadTimeout == 0 {
+		cfg.UploadTimeout = 5 * time.Minute
+	}
+	if cfg.Imports == 0 {
+		cfg.Imports = defaultImports
+	}
 	if cfg.TokenConns == 0 {
 		cfg.TokenConns = defaultTokenConns
 	}
@@ -108,6 +119,7 @@ func New(cfg Config) *Server {
 	s.catalog = newCatalog(cfg.Images)
 	s.flights = newFlights(cfg.Now, cfg.KeyTTL)
 	s.reaper = newReaper(s)
+	s.imports = newImports(cfg.Imports)
 	s.quotas = newQuotas(cfg.TokenConns, cfg.TokenStreams)
 	s.metrics = newMetrics(s, cfg.Metrics)
 	s.relay = s.newRelay()

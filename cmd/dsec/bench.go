@@ -34,7 +34,8 @@ func (a *app) benchCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "bench", Short: "Measure a server from here, through its real ports", Args: cobra.NoArgs, RunE: needVerb,
 		Long: `Bench makes load from this process and counts here. Only successes count in a rate;
-errors are shown. What it makes is labelled and removed, also after Ctrl-C. With
+errors are shown. What it makes is labelled and removed, also after Ctrl-C; when it
+is killed, what it made ends within five minutes. With
 --peer docker the same steps then run on Docker's engine.`,
 		Example: `  dsec bench create --image debian --count 2000 --parallel 16 --hold
   dsec bench exec --image debian --count 20000 --parallel 16 --peer docker --peer-image debian
@@ -133,7 +134,10 @@ func (a *app) benchRun(ctx context.Context, b *benchFlags, run benchRun) error {
 		return err
 	}
 	defer c.Close()
-	results, err := run(ctx, b, bench.DSec{Client: c, Spec: spec}, load)
+	// The clean-up after Ctrl-C needs what it removes to be there.
+	d, release := bench.DSec{Client: c, Spec: spec}.Hold(context.WithoutCancel(ctx), bench.DefaultLease)
+	defer release()
+	results, err := run(ctx, b, d, load)
 	if err == nil && ctx.Err() == nil && b.peer != "" {
 		results, err = a.benchPeer(ctx, b, load, results)
 	}

@@ -346,11 +346,7 @@ func (a *app) down(ctx context.Context, data string, keep, asJSON bool) error {
 	}
 	removed := 0
 	if !keep {
-		guest, err := bin.Guest()
-		if err != nil {
-			return err
-		}
-		if removed, err = up.RemoveSandboxes(ctx, data, guest); err != nil {
+		if removed, err = up.RemoveSandboxes(ctx, data); err != nil {
 			return whichData(err)
 		}
 	}

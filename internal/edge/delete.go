@@ -76,7 +76,7 @@ func (e *Edge) finishRemoval(ctx context.Context, s *sandbox) error {
 		return errs.New(errs.DeadlineExceeded, "edge.remove", "the create that was under way does not end")
 	}
 	v := s.snapshot()
-	s.release()
+	s.release(goneNow(v))
 	if err := e.erase(ctx, s.backend, v.ID); err != nil {
 		// Still stopping: the reconciler and the next removal try again.
 		e.retryLater(s)

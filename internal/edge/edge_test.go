@@ -33,8 +33,9 @@ type fakeCluster struct {
 	superseded chan struct{}
 }
 
-func (c *fakeCluster) AllocateEpoch(context.Context, string) (uint64, error) {
-	return c.epoch.Add(1), nil
+func (c *fakeCluster) AllocateEpoch(_ context.Context, _ string, above uint64) (uint64, error) {
+	c.epoch.Store(max(c.epoch.Load(), above) + 1)
+	return c.epoch.Load(), nil
 }
 func (c *fakeCluster) SigningKey(context.Context) ([]byte, error) { return testKey, nil }
 func (c *fakeCluster) Register(context.Context, v1.Node) (Registration, error) {
@@ -64,6 +65,7 @@ type bed struct {
 	capacity v1.Resources
 	largest  v1.Resources
 	wrap     func(backend.Backend) backend.Backend
+	adopt    time.Duration
 }
 
 func newBed(t *testing.T) *bed {
@@ -75,6 +77,15 @@ func newBed(t *testing.T) *bed {
 }
 
 func (b *bed) start() *Edge {
+	b.t.Helper()
+	e, err := b.tryStart()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return e
+}
+
+func (b *bed) tryStart() (*Edge, error) {
 	b.t.Helper()
 	hb, err := hollow.New(filepath.Join(b.dir, "hollow"))
 	if err != nil {
@@ -88,10 +99,11 @@ func (b *bed) start() *Edge {
 		Dir: filepath.Join(b.dir, "edge"), Listen: "unix:" + filepath.Join(b.dir, "edge.sock"), Backends: []backend.Backend{be}, Images: noImages{}, Cluster: b.cluster,
 		Capacity: b.capacity, Largest: b.largest, Reserve: Reserve{MemoryBytes: 1 << 30}, Log: slog.New(slog.DiscardHandler),
 		Now:    func() time.Time { return time.Unix(0, b.now.Add(int64(time.Millisecond))).UTC() },
-		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot,
+		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot, AdoptTime: b.adopt,
 	})
 	if err != nil {
-		b.t.Fatal(err)
+		hb.Close()
+		return nil, err
 	}
 	b.t.Cleanup(func() {
 		if err := e.Close(context.Background()); err != nil {
@@ -99,7 +111,7 @@ func (b *bed) start() *Edge {
 		}
 		hb.Close()
 	})
-	return e
+	return e, nil
 }
 
 // dial connects with a capability over sandbox.
@@ -644,6 +656,40 @@ func (s *slow) Create(ctx context.Context, spec backend.Spec, r backend.StepRepo
 		return nil, s.fail
 	}
 	return s.Backend.Create(ctx, spec, r)
+}
+
+// A journal that is damaged stops the edge while its sandboxes may run; after a restart
+// of the machine none does.
+func TestDamagedJournalMattersUntilTheMachineRestarts(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	if _, err := b.create(b.control(e), e, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(b.dir, "edge", "journal")
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := append(good[:len(good)-30:len(good)-30], make([]byte, 30)...) // zeros to the end, no newline
+	if err := os.WriteFile(path, bad, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.tryStart(); !errors.Is(err, errs.DataCorrupt) || !strings.Contains(err.Error(), path) {
+		t.Fatalf("with a damaged journal: %v", err)
+	}
+	b.boot = "boot2"
+	e = b.start()
+	if n := e.Node().Sandboxes; n != 0 {
+		t.Errorf("%d sandboxes after a restart of the machine", n)
+	}
+	if kept, err := os.ReadFile(path + ".damaged"); err != nil || string(kept) != string(bad) {
+		t.Errorf("the damaged file is not kept: %v", err)
+	}
 }
 
 func TestDeleteDuringCreate(t *testing.T) {

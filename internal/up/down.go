@@ -68,7 +68,7 @@ func Stop(ctx context.Context, data string, info Info) error {
 // RemoveSandboxes removes every sandbox of a data directory whose node is not running,
 // and all that the node held for them. One that cannot be removed does not keep the
 // others; the error tells of it at the end. It returns how many were removed.
-func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed int, err error) {
+func RemoveSandboxes(ctx context.Context, data string) (removed int, err error) {
 	if data, err = filepath.Abs(data); err != nil {
 		return 0, err
 	}
@@ -91,7 +91,7 @@ func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed in
 		return 0, err
 	}
 	defer h.Close()
-	b, err := Containers(ctx, data, guest, nil)
+	b, err := Containers(ctx, data, nil, nil)
 	if err != nil {
 		return 0, err
 	}

@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -199,7 +200,9 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	}
 	raiseSettings(doctor.SettingsDir, n.opts.Slots, n.opts.Log)
 	slack.RelaxMonitor()
-	if token, err = loadToken(n.path("root.token")); err != nil {
+	if token, err = loadToken(n.path("root.token")); errors.Is(err, errs.DataCorrupt) {
+		return "", corrupt(err, "clients with the root token are refused until they have a new one: 'rm %[1]s/root.token', then 'dsec up --data %[1]s' makes one and writes it to the context file; sandboxes, images and other tokens are not touched", n.opts.Data)
+	} else if err != nil {
 		return "", err
 	}
 	n.control, err = control.Start(ctx, control.Config{
@@ -222,7 +225,11 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	}
 	n.edge, err = edge.Start(ctx, n.edgeConfig(backends))
 	if errors.Is(err, errs.DataCorrupt) {
-		return "", corrupt(err, "it tells which sandboxes run, so none of them can be taken over: 'dsec down --data %s' removes them all, and the file; then 'dsec up' starts anew, with images and tokens", n.opts.Data)
+		what := "it tells which sandboxes run"
+		if edge.IdentityDamaged(err) {
+			what = "it says which node this is, by whose name the sandboxes that run are known"
+		}
+		return "", corrupt(err, what+", so none of them can be taken over: 'dsec down --data %s' removes them all, and the file; then 'dsec up' starts anew, with images and tokens", n.opts.Data)
 	}
 	if err != nil {
 		return "", fmt.Errorf("start the edge: %w", err)
@@ -250,7 +257,8 @@ func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) 
 	return []backend.Backend{n.containers, n.hollow}, nil
 }
 
-// Containers opens the container backend of a data directory.
+// Containers opens the container backend of a data directory; without a guest, to remove
+// what is there.
 func Containers(ctx context.Context, data string, guest []byte, layers container.Layers) (*container.Backend, error) {
 	writable := filepath.Join(data, "writable")
 	needed, err := scratch.Needed(data)
@@ -322,6 +330,9 @@ func (c cluster) Register(ctx context.Context, node v1.Node) (edge.Registration,
 
 func (n *node) stop(ctx context.Context) error {
 	var all []error
+	if n.control != nil {
+		n.control.Drain()
+	}
 	if n.edge != nil {
 		all = append(all, n.edge.Close(ctx))
 	}
@@ -449,6 +460,9 @@ func flock(path string) (*os.File, error) {
 func loadToken(path string) (string, error) {
 	b, err := os.ReadFile(path)
 	if err == nil {
+		if !tokenForm.Match(b) {
+			return "", errs.New(errs.DataCorrupt, "up", path+" is damaged: it does not hold a token")
+		}
 		return strings.TrimSpace(string(b)), nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -457,8 +471,15 @@ func loadToken(path string) (string, error) {
 	var secret [24]byte
 	_, _ = rand.Read(secret[:])
 	token := "dsec_" + hex.EncodeToString(secret[:])
-	return token, os.WriteFile(path, []byte(token+"\n"), 0o600)
+	// Under its name only when it is whole: a crash must not leave an empty token.
+	if err := os.WriteFile(path+".new", []byte(token+"\n"), 0o600); err != nil {
+		return "", err
+	}
+	return token, os.Rename(path+".new", path)
 }
+
+// tokenForm is that of a token made by loadToken.
+var tokenForm = regexp.MustCompile(`^dsec_[0-9a-f]{48}\n$`)
 
 // raiseLimits takes all the descriptors that the hard limit allows. It also lifts what the kernel
 // counts by user: a sandbox's users together have no more of it than the node.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -236,6 +237,21 @@ func TestAuditTellsWhoseThingsAre(t *testing.T) {
 		})
 		return rep
 	}
+	// What the kernel still takes down is no leak: a loop device goes with the last copy of
+	// its mount, which a sandbox that another node makes may have for a moment.
+	none := func(when, data string) {
+		t.Helper()
+		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			leaks := audit(data).Leaks
+			if len(leaks) == 0 {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Errorf("%s: leaks: %+v", when, leaks)
+				return
+			}
+		}
+	}
 	elsewhere := filepath.Join(t.TempDir(), "context.json")
 	if err := os.WriteFile(elsewhere, []byte(`{"url":"http://127.0.0.1:1","token":"x"}`), 0o600); err != nil {
 		t.Fatal(err)
@@ -255,9 +271,10 @@ func TestAuditTellsWhoseThingsAre(t *testing.T) {
 			t.Errorf("%d %s of a sandbox, want %d", got, kind, n)
 		}
 	}
-	if leaks := audit(shared.Data).Leaks; len(busy.Leaks)+len(leaks) != 0 {
-		t.Errorf("leaks: %+v; asked by another node: %+v", busy.Leaks, leaks)
+	if len(busy.Leaks) != 0 {
+		t.Errorf("leaks: %+v", busy.Leaks)
 	}
+	none("asked by another node", shared.Data)
 	b.Must(t, "rm", id)
 	if now := audit(b.Data); !maps.Equal(now.Owners["server"], idle.Owners["server"]) || len(now.Owners["sandboxes"]) != 0 {
 		t.Errorf("after the removal: %+v, before: %+v", now, idle)
@@ -286,7 +303,5 @@ func TestAuditTellsWhoseThingsAre(t *testing.T) {
 		}
 	}
 	b.Must(t, "down", "--data", b.Data)
-	if leaks := audit(b.Data).Leaks; len(leaks) != 0 {
-		t.Errorf("after 'dsec down': %+v", leaks)
-	}
+	none("after 'dsec down'", b.Data)
 }

@@ -95,6 +95,7 @@ const (
 	CommandNotFound   Code = "command_not_found"
 	CommandNotExec    Code = "command_not_executable"
 	SandboxLimit      Code = "sandbox_limit"
+	TokenLimit        Code = "token_limit"
 	PortClosed        Code = "port_closed"
 	IdempotencyReuse  Code = "idempotency_key_reused"
 	RevisionCompacted Code = "revision_compacted"
@@ -179,6 +180,7 @@ var Table = []Row{
 	{CommandNotFound, Invalid, 422, false, false, "check the command and PATH; the image may not have it"},
 	{CommandNotExec, Invalid, 422, false, false, "the file lacks the x bit or its format is foreign"},
 	{SandboxLimit, Conflict, 409, true, false, "the sandbox is at its limit of processes or memory; end some, or create it with more"},
+	{TokenLimit, Capacity, 429, true, false, "the token has as much open as one token may have: end some of it, wait, or use a token of its own for each job"},
 	{PortClosed, Unavailable, 502, true, false, "nothing listens on the port yet"},
 	{IdempotencyReuse, Conflict, 409, false, false, "the key was used with another request; use a new key"},
 	{RevisionCompacted, Gone, 410, true, false, "list again and watch from the revision it returns"},

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 	"dsec/internal/backend"
 	"dsec/internal/backend/container/cgroup"
 	"dsec/internal/backend/container/mount"
@@ -26,7 +27,7 @@ type Layers interface {
 type Config struct {
 	Dir        string // owned by this backend
 	Writable   string // where sandboxes' own layers are; see package scratch
-	Guest      []byte // the guest binary
+	Guest      []byte // the guest binary; nil: sandboxes can be listed, audited and removed, not made
 	CgroupRoot string // /sys/fs/cgroup
 	CgroupName string // parent group for all sandboxes of this node, unique on the host
 	Layers     Layers
@@ -83,6 +84,9 @@ func (b *Backend) prepare() error {
 	b.dir = os.NewFile(uintptr(dir), sandboxes)
 	if b.cgroups, err = cgroup.Open(filepath.Join(b.cfg.Dir, "cgroups.json"), b.cfg.CgroupRoot, "/proc/self/cgroup", b.cfg.CgroupName); err != nil {
 		return err
+	}
+	if b.cfg.Guest == nil {
+		return nil
 	}
 	if b.guest, err = installGuest(b.cfg.Dir, b.cfg.Guest); err != nil {
 		return err
@@ -142,6 +146,11 @@ func installed(path string, binary []byte) bool {
 	}
 	have, err := os.ReadFile(path)
 	return err == nil && bytes.Equal(have, binary)
+}
+
+// guestless is the error of a backend that cannot make sandboxes.
+func guestless(phase string) error {
+	return errs.New(errs.BackendUnusable, phase, "the backend was opened without a guest, to remove sandboxes only")
 }
 
 // Kind implements backend.Backend.

@@ -2,6 +2,7 @@ package container
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -467,5 +468,46 @@ func TestScratchImage(t *testing.T) {
 	var s msg.SessionInfo
 	if err := c.Call(t.Context(), "", "session.open", &msg.SessionOpenRequest{}, &s); errs.Of(err).Class() != errs.Unsupported {
 		t.Errorf("a session without a shell: %v", err)
+	}
+}
+
+// Without a guest nothing is installed, and what another process made can be removed.
+func TestRemovalNeedsNoGuest(t *testing.T) {
+	n := newNode(t)
+	maker := n.open(t)
+	i, err := maker.Create(t.Context(), spec("snoguest"), func(string, time.Duration) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	installed := filepath.Join(n.dir, "dsec-guest")
+	if err := os.Remove(installed); err != nil {
+		t.Fatal(err)
+	}
+	b, err := New(Config{Dir: n.dir, Writable: n.writable, CgroupRoot: "/sys/fs/cgroup", CgroupName: n.group, FirstID: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if _, err := b.Create(t.Context(), spec("sother"), func(string, time.Duration) {}); !errors.Is(err, errs.BackendUnusable) {
+		t.Errorf("a create: %v", err)
+	}
+	if err := b.Check(t.Context()); !errors.Is(err, errs.BackendUnusable) {
+		t.Errorf("a check: %v", err)
+	}
+	if ids, err := b.List(t.Context()); err != nil || len(ids) != 1 {
+		t.Errorf("%v, %v", ids, err)
+	}
+	if err := b.Delete(t.Context(), "snoguest"); err != nil {
+		t.Fatal(err)
+	}
+	<-i.Done()
+	if left, err := b.Audit(t.Context()); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if _, err := os.Lstat(installed); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the guest was installed: %v", err)
+	}
+	if err := maker.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -66,6 +66,9 @@ type creation struct {
 
 // Create implements backend.Backend.
 func (b *Backend) Create(ctx context.Context, spec backend.Spec, report backend.StepReport) (backend.Instance, error) {
+	if b.guest < 0 {
+		return nil, guestless("container.create")
+	}
 	b.mu.Lock()
 	if i, ok := b.instances[spec.ID]; ok && i.handle.Generation == spec.Generation {
 		b.mu.Unlock()

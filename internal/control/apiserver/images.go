@@ -41,6 +41,11 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 	if err := checkImageName(in.Name); err != nil {
 		return err
 	}
+	done, err := s.imports.begin(ctx, s.drain.Done())
+	if err != nil {
+		return err
+	}
+	defer done()
 	node, err := s.importNode()
 	if err != nil {
 		return err
@@ -52,7 +57,7 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 		return errs.Wrap(errs.InternalError, "image.import", "stream both ways", err)
 	}
 	req.Header().Set("Connection", "close") // the body may not be read to its end
-	body := startUpload(hr.Body)
+	body := startUpload(hr.Body, s.cfg.UploadTimeout)
 	defer body.finish(out.rc, hr.Body)
 	ask := &msg.ImageImportRequest{Name: in.Name, Format: in.Format, Size: uint64(max(0, hr.ContentLength))}
 	image, err := s.cfg.Edges.Import(ctx, node, ask, body.r, body.interrupt, func(p *msg.ImageProgress) error {

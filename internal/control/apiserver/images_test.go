@@ -4,15 +4,22 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"dsec/aether"
 	"dsec/aether/msg"
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
+	"dsec/internal/control"
+	"dsec/internal/control/controltest"
 )
 
 func TestImageLife(t *testing.T) {
@@ -117,12 +124,64 @@ func TestUploadThatBreaksOffMakesNoImage(t *testing.T) {
 	}
 	<-got
 	cancel()
-	pw.Close()
+	pw.CloseWithError(context.Canceled) // not the end of the body, which may win over cancel
 	<-done
 	if err := <-ended; err == io.EOF {
 		t.Error("the edge took half an upload for the whole")
 	}
 	w.problem("image_not_found", "GET", "/v1/images/half", nil)
+}
+
+// Some imports run at a time; others wait for their turn, and take it when it comes.
+func TestImportsTakeTurns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *control.Config, _ *controltest.Config) { c.Imports = 2 })
+	var running, most atomic.Int32
+	full, release := make(chan struct{}, 8), make(chan struct{})
+	w.edge.OnImport(func(ctx context.Context, s *aether.Stream, req *msg.ImageImportRequest) (v1.Image, error) {
+		n := running.Add(1)
+		defer running.Add(-1)
+		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+		}
+		full <- struct{}{}
+		<-release
+		for {
+			if _, err := s.Recv(ctx); errors.Is(err, io.EOF) {
+				return v1.Image{Digest: "sha256:" + strings.Repeat("b", 64), Layers: []v1.Layer{}}, nil
+			} else if err != nil {
+				return v1.Image{}, err
+			}
+		}
+	})
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			if status, _, raw := w.do("POST", fmt.Sprint("/v1/images?name=i", i), "tar"); status != 200 || !strings.Contains(raw, `"image"`) {
+				t.Errorf("import %d: %d %s", i, status, raw)
+			}
+		})
+	}
+	<-full
+	<-full
+	close(release)
+	wg.Wait()
+	if n := most.Load(); n != 2 {
+		t.Errorf("%d imports ran at once, want 2", n)
+	}
+}
+
+// An upload that sends nothing does not keep its turn.
+func TestStalledUploadIsGivenUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *control.Config, _ *controltest.Config) { c.UploadTimeout = 50 * time.Millisecond })
+	pr, pw := io.Pipe()
+	defer pw.Close()
+	go pw.Write([]byte("begin"))
+	_, _, raw := w.do("POST", "/v1/images?name=slow", pr)
+	progress := lines[v1.ImageProgress](t, raw)
+	if p := progress[len(progress)-1].Error; p == nil || p.Code != "deadline_exceeded" || !strings.Contains(p.Message, "upload") {
+		t.Errorf("it says %s", raw)
+	}
 }
 
 // A body that is refused before its end must neither hide the answer behind a broken

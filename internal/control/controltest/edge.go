@@ -87,7 +87,7 @@ func Start(tb testing.TB, cfg Config) *Edge {
 	if e.signer, err = capability.NewSigner(key, nil); err != nil {
 		tb.Fatal(err)
 	}
-	epoch, err := cfg.Store.AllocateEpoch(ctx, cfg.ID)
+	epoch, err := cfg.Store.AllocateEpoch(ctx, cfg.ID, 0)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -150,6 +150,7 @@ func (e *Edge) Serve() {
 			"image.delete":   aether.Unary(e.imageDelete),
 			"image.list":     aether.Unary(e.imageList),
 			"process.exec":   aether.Unary(e.exec),
+			"process.start":  e.start,
 		},
 	})
 	served := make(chan struct{})

@@ -260,3 +260,12 @@ func (e *Edge) exec(_ context.Context, s *aether.Stream, req *msg.ExecRequest) (
 	}
 	return &msg.ExecResult{Exit: &msg.Exit{Exited: true, StdoutBytes: uint64(len(out))}, Stdout: out, Pid: 1}, nil
 }
+
+// start is a process that says that it runs and goes on until its caller goes away.
+func (e *Edge) start(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	if err := s.SendMessage(ctx, &msg.ProcessStarted{Pid: 1}); err != nil {
+		return nil, err
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}

@@ -175,6 +175,10 @@ func sendAll(ctx context.Context, s *aether.Stream, body io.Reader) error {
 			return nil
 		}
 		if err != nil {
+			var e *errs.Error // of who watches the upload
+			if errors.As(err, &e) {
+				return e
+			}
 			return errs.New(errs.ConnectionLost, "image.import", "the archive broke off").Because(err)
 		}
 	}

@@ -62,6 +62,13 @@ same data directory takes them over. 'dsec down' removes them.`,
 				return usagef("--listen %q: write HOST:PORT or unix:/path", f.opts.Listen)
 			}
 			f.listen = cmd.Flags().Changed("listen")
+			if socket, ok := strings.CutPrefix(f.opts.Listen, "unix:"); ok { // others look for it from elsewhere
+				path, err := filepath.Abs(socket)
+				if err != nil {
+					return err
+				}
+				f.opts.Listen = "unix:" + path
+			}
 			if f.cert == "" && f.key == "" && exposed(cmd.Context(), f.opts.Listen) {
 				if !f.insecure {
 					return usagef("--listen %s: tokens would cross the network unencrypted; give --tls-cert and --tls-key, or --insecure if the network is trusted", f.opts.Listen)
@@ -99,6 +106,10 @@ func (a *app) up(ctx context.Context, f *upFlags) error {
 	if f.opts.Data == "" {
 		return usagef("--data is empty")
 	}
+	var err error
+	if f.opts.Data, err = filepath.Abs(f.opts.Data); err != nil {
+		return err
+	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.level)); err != nil {
 		return usagef("--log-level %q: use debug, info, warn or error", f.level)
@@ -114,7 +125,6 @@ func (a *app) up(ctx context.Context, f *upFlags) error {
 		}
 		f.opts.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	}
-	var err error
 	if f.opts.Guest, err = bin.Guest(); err != nil {
 		return err
 	}
@@ -211,8 +221,30 @@ func (a *app) printUp(f *upFlags, info up.Info, state string) error {
 	if f.json {
 		return a.jsonLine(info)
 	}
-	_, err := fmt.Fprintf(a.stdout, "dsec %s at %s (node %s, pid %d)\n", state, info.URL, info.Node, info.PID)
+	_, err := fmt.Fprintf(a.stdout, "dsec %s at %s (node %s, pid %d)\n%s", state, info.URL, info.Node, info.PID, a.whatNext(f, info))
 	return err
+}
+
+// whatNext tells whoever started a server what to do with it.
+func (a *app) whatNext(f *upFlags, info up.Info) string {
+	with, down := "", "dsec down"
+	if a.contextFile != "" {
+		with = " --context " + a.contextFile
+	}
+	if path, err := a.contextPath(); err == nil {
+		if _, err := client.LoadContext(path); err != nil {
+			with = " --url " + info.URL + " --token $(cat " + filepath.Join(f.opts.Data, "root.token") + ")"
+		}
+	}
+	if u := os.Getenv("DSEC_URL"); u != "" && u != info.URL && a.contextFile == "" {
+		return fmt.Sprintf("  next: DSEC_URL names another server, %s: unset it to use this one\n", u)
+	}
+	if with != "" {
+		down += " --data " + f.opts.Data
+	}
+	return fmt.Sprintf("  next: dsec%s image build NAME -f RECIPE   or: dsec%s image import NAME SRC\n"+
+		"        dsec%s run NAME -- COMMAND\n"+
+		"        %s   ends it and its sandboxes\n", with, with, with, down)
 }
 
 // startTime bounds the wait for a detached server.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -100,11 +101,11 @@ func TestDamagedIdentityIsNeverMadeAnew(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Emptied(dir, sb.ID); err != nil {
+	if err := Emptied(dir, time.Now(), sb.ID); err != nil {
 		t.Fatal(err)
 	}
 	refused("while a sandbox is left")
-	if err := errors.Join(Emptied(dir), os.Remove(filepath.Join(b.dir, "hollow", sb.ID))); err != nil {
+	if err := errors.Join(Emptied(dir, time.Now()), os.Remove(filepath.Join(b.dir, "hollow", sb.ID))); err != nil {
 		t.Fatal(err)
 	}
 	if e = b.start(); e.ID() == id {

@@ -93,10 +93,17 @@ func TestUndoingACreateIsTriedAgain(t *testing.T) {
 	b.wrap = func(be backend.Backend) backend.Backend { half.Backend = be; return half }
 	e := b.start()
 	c := b.control(e)
-	go b.create(c, e, nil)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := b.create(c, e, nil)
+		ended <- err
+	}()
 	id := <-half.begun
 	s := e.get(id)
 	c.Close()
+	if err := <-ended; err == nil {
+		t.Error("the create succeeded")
+	}
 	select {
 	case <-s.removed:
 	case <-time.After(20 * time.Second):

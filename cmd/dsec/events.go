@@ -23,8 +23,8 @@ func (a *app) eventsCmd() *cobra.Command {
 		Short: "Print what happens to sandboxes and nodes",
 		Long: `Events prints the changes that the server still knows, and with --follow those to
 come, across restarts of the server, which keeps no events from before: a line on
-stderr says where some are missing. A list's revision (dsec ls over the API) is a
-point to go on from.
+stderr (with --json an object that has only "error") says where some are missing. A
+list's revision (GET /v1/sandboxes) is a point to go on from.
 
 TYPE is state (a sandbox was created or changed), oom (its memory limit killed processes;
 it goes on), removed, or node. CAUSE says why a sandbox failed or is removed: request,
@@ -60,7 +60,12 @@ oom_kills (in all).`,
 					return err
 				}
 				// The server was restarted, or we were too slow: what it knows now comes again.
-				fmt.Fprintln(a.stderr, "dsec: some events are missing here: the server does not keep them any more")
+				if asJSON {
+					if err := a.jsonLine(v1.Event{Time: time.Now().UTC(), Error: v1.ProblemOf(err)}); err != nil {
+						return err
+					}
+				}
+				a.note("some events are missing here: the server does not keep them any more")
 				o.From = 0
 			}
 		},

@@ -89,13 +89,13 @@ func (a *app) wait(p *client.Process, r *result) error {
 	case x.Err != nil && x.StderrBytes == 0:
 		return commandError(x.Err)
 	case x.TimedOut:
-		fmt.Fprintln(a.stderr, "dsec: the command was killed: it ran longer than --timeout")
+		a.note("the command was killed: it ran longer than --timeout")
 	case x.IdleTimedOut:
-		fmt.Fprintln(a.stderr, "dsec: the command was killed: it printed nothing for --idle-timeout")
+		a.note("the command was killed: it printed nothing for --idle-timeout")
 	case x.OOMKilled:
-		fmt.Fprintf(a.stderr, "dsec: the command was killed: memory limit %s\n", size(x.MemoryLimit))
+		a.note("the command was killed: memory limit %s", size(x.MemoryLimit))
 	case x.OOMKills > 0:
-		fmt.Fprintf(a.stderr, "dsec: while the command ran, processes of the sandbox were killed: %d, memory limit %s\n", x.OOMKills, size(x.MemoryLimit))
+		a.note("while the command ran, processes of the sandbox were killed: %d, memory limit %s", x.OOMKills, size(x.MemoryLimit))
 	}
 	if x.Code != 0 {
 		return &codeError{code: x.Code}

@@ -68,9 +68,9 @@ func (a *app) buildImage(ctx context.Context, name string, r *build.Recipe, asJS
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	pr, pw := io.Pipe()
-	built := make(chan error, 1)
+	built, out := make(chan error, 1), a.aside()
 	go func() {
-		err := build.Archive(ctx, r, pw, build.Options{Progress: func(line string) { fmt.Fprintf(a.stderr, "build %s: %s\n", name, line) }})
+		err := build.Archive(ctx, r, pw, build.Options{Progress: func(line string) { fmt.Fprintf(out, "build %s: %s\n", name, line) }})
 		pw.CloseWithError(err)
 		built <- err
 	}()

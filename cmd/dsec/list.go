@@ -90,7 +90,7 @@ func (a *app) inspectCmd() *cobra.Command {
 		Long: `Inspect shows all that is known of sandboxes. What the spec leaves open is shown as it
 is in effect, with --json as it was asked for. One that cannot be shown does not keep the
 others from it; the exit code is 1 then.`,
-		Example: `  dsec inspect saaaaaabbbbbccccccccccd
+		Example: `  dsec inspect saaaaaabbbbbcccccccccc
   dsec inspect --json $(dsec ls -q)`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.completeSandboxes(-1),

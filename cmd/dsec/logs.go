@@ -173,7 +173,7 @@ func (l *logs) all(ctx context.Context, procs []*msg.ProcessInfo) error {
 	}
 	wg.Wait()
 	if gone > 0 {
-		fmt.Fprintf(l.stderr, "dsec: the output of %d more processes is no longer kept; 'dsec ps' tells how they ended\n", gone)
+		l.note("the output of %d more processes is no longer kept; 'dsec ps' tells how they ended", gone)
 	}
 	if unwritable != nil {
 		return unwritable

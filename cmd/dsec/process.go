@@ -238,11 +238,11 @@ func (a *app) attach(cmd *cobra.Command, sb *client.Sandbox, info *msg.ProcessIn
 	stdin = stdin && info.Running && info.Start != nil && (info.Start.Stdin || info.Start.Pty != nil)
 	tty := stdin && info.Start.Pty != nil && isTerminal(a.stdin)
 	if from > info.StdoutBytes {
-		note := fmt.Sprintf("dsec: offset %d is past the end of the output, which has %d bytes", from, info.StdoutBytes)
+		note := fmt.Sprintf("offset %d is past the end of the output, which has %d bytes", from, info.StdoutBytes)
 		if info.Running {
 			note += " so far"
 		}
-		fmt.Fprintln(a.stderr, note)
+		a.note("%s", note)
 	}
 	var p *client.Process
 	started := make(chan struct{})
@@ -273,7 +273,7 @@ func (a *app) attach(cmd *cobra.Command, sb *client.Sandbox, info *msg.ProcessIn
 }
 
 func (a *app) reportGap(stderr bool, from, to uint64) {
-	fmt.Fprintf(a.stderr, "dsec: %d bytes of %s from offset %d are no longer kept\n", to-from, streamName(stderr), from)
+	a.note("%d bytes of %s from offset %d are no longer kept", to-from, streamName(stderr), from)
 }
 
 func streamName(stderr bool) string {

@@ -21,7 +21,7 @@ func (a *app) rmCmd() *cobra.Command {
 one, in whatever state, and prints each id once nothing of it is left. All are removed,
 also when an id cannot be printed. That no sandbox has the labels is no failure, but said
 on stderr.`,
-		Example: `  dsec rm saaaaaabbbbbccccccccccd
+		Example: `  dsec rm saaaaaabbbbbcccccccccc
   dsec rm --label job=eval7
   dsec rm --all --yes`,
 		ValidArgsFunction: a.completeSandboxes(-1),
@@ -57,7 +57,7 @@ on stderr.`,
 					req.IDs = append(req.IDs, sb.ID)
 				}
 				if len(req.IDs) == 0 {
-					fmt.Fprintln(a.stderr, "dsec: there are no sandboxes")
+					a.note("there are no sandboxes")
 					return nil
 				}
 			}
@@ -134,7 +134,7 @@ func (a *app) remove(cmd *cobra.Command, c *client.Client, req v1.DeleteRequest,
 	}
 	bar.end()
 	if n == 0 {
-		fmt.Fprintln(a.stderr, "dsec: no sandbox has these labels")
+		a.note("no sandbox has these labels")
 	}
 	switch len(errAll) {
 	case 0:

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
@@ -108,7 +107,7 @@ func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, w w
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 		defer cancel()
 		if rerr := sb.Delete(rctx); rerr != nil && !alreadyGone(rerr) {
-			fmt.Fprintf(a.stderr, "dsec: sandbox %s was not removed: %v\n", sb.ID(), rerr)
+			a.note("sandbox %s was not removed: %v", sb.ID(), rerr)
 		}
 	}()
 	return a.execute(ctx, sb, cmd, w)

@@ -198,7 +198,7 @@ var Table = []Row{
 	{DeadlineExceeded, Deadline, 504, true, false, "allow more time"},
 	{RequestCanceled, Canceled, 499, true, false, "the caller went away"},
 	{ConnectionLost, Unavailable, 502, true, true, "the connection broke; retry, or re-attach from an offset"},
-	{ServerUnreachable, Unavailable, 502, true, true, "start a server with 'dsec up', or name a running one with DSEC_URL or --url"},
+	{ServerUnreachable, Unavailable, 502, true, true, "start a server with 'dsec up --detach', or name a running one with DSEC_URL or --url"},
 	{ProtocolError, Invalid, 400, false, false, "the peer broke the protocol; check versions"},
 	{RouteNotFound, NotFound, 404, false, false, "check the path against /openapi.json"},
 	{MethodNotAllowed, Invalid, 405, false, false, "use a method that the Allow header names"},

@@ -95,7 +95,11 @@ func (a *app) completeProcess() completeFunc {
 		if len(args) == 0 {
 			return sandboxIDs(ctx, c, nil)
 		}
-		procs, err := c.Sandbox(args[0]).Processes(ctx)
+		refs, err := c.Resolve(ctx, args[0])
+		if err != nil || refs[0].Err != nil {
+			return nil
+		}
+		procs, err := c.Sandbox(refs[0].ID).Processes(ctx)
 		if err != nil {
 			return nil
 		}

@@ -18,12 +18,11 @@ type place struct {
 	path    string // "-": stdin or stdout
 }
 
-// parsePlace reads ID:/path, a local path or "-".
+// parsePlace reads ID:/path, a local path or "-". What comes before a colon is a sandbox's
+// if it may be one, as it may be cut short; a local file of such a name is written ./a:b.
 func parsePlace(s string) place {
-	if id, p, ok := strings.Cut(s, ":"); ok {
-		if _, _, err := v1.ParseSandboxID(id); err == nil {
-			return place{id, p}
-		}
+	if id, p, ok := strings.Cut(s, ":"); ok && v1.InSandboxID(id) {
+		return place{id, p}
 	}
 	return place{"", s}
 }
@@ -56,11 +55,11 @@ reading stdin) a tar.`,
 			case src.path == "" || dst.path == "":
 				return usagef("a path is empty")
 			}
-			c, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), src.sandbox+dst.sandbox)
 			if err != nil {
 				return err
 			}
-			files := c.Sandbox(src.sandbox + dst.sandbox).Files().As(user)
+			files := sb.Files().As(user)
 			if src.sandbox == "" {
 				return a.copyIn(cmd.Context(), files, src.path, dst.path, o)
 			}

@@ -60,19 +60,22 @@ error if the platform failed or there is no such command.`,
 				return &usageError{msg: errNoTerminal.Error()}
 			}
 			c.Path, c.Args = args[1], args[2:]
-			cl, err := a.client()
-			if err != nil {
-				return platform(err)
-			}
-			sb := cl.Sandbox(args[0])
 			if detach {
+				sb, err := a.sandbox(cmd.Context(), args[0])
+				if err != nil {
+					return platform(err)
+				}
 				return platform(a.execDetached(cmd, sb, c, interactive, asJSON))
 			}
 			w := wiring{tty: tty, stdin: interactive || tty, forward: true}
 			if asJSON {
 				w.result = newResult(maxOutput)
 			}
-			err = platform(a.execute(cmd.Context(), sb, c, w))
+			sb, err := a.sandbox(cmd.Context(), args[0])
+			if err == nil {
+				err = a.execute(cmd.Context(), sb, c, w)
+			}
+			err = platform(err)
 			return a.printResult(cmd.Context(), w.result, err)
 		},
 	}
@@ -142,18 +145,17 @@ func (a *app) shellCmd() *cobra.Command {
 			if !isTerminal(a.stdin) {
 				return &usageError{msg: "shell needs a terminal; use 'dsec exec -i ID -- sh' in scripts"}
 			}
-			cl, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), args[0])
 			if err != nil {
 				return platform(err)
 			}
-			sb := cl.Sandbox(args[0])
 			if c.Path == "" {
 				guest, err := sb.Guest(cmd.Context())
 				if err != nil {
 					return platform(err)
 				}
 				if c.Path = guest.Shell; c.Path == "" {
-					return fmt.Errorf("sandbox %s has no shell; run programs of its image with 'dsec exec'", args[0])
+					return fmt.Errorf("sandbox %s has no shell; run programs of its image with 'dsec exec'", sb.ID())
 				}
 			}
 			return platform(a.execute(cmd.Context(), sb, c, wiring{tty: true, stdin: true}))

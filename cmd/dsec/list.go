@@ -101,8 +101,15 @@ others from it; the exit code is 1 then.`,
 			}
 			all := make([]*v1.Sandbox, 0, len(args))
 			var failed []error
-			for _, id := range args {
-				sb, err := c.Get(cmd.Context(), id)
+			refs, err := c.Resolve(cmd.Context(), args...)
+			if err != nil {
+				return err
+			}
+			for _, r := range refs {
+				var sb *v1.Sandbox
+				if err = r.Err; err == nil {
+					sb, err = c.Get(cmd.Context(), r.ID)
+				}
 				if err != nil {
 					failed = append(failed, err)
 					continue

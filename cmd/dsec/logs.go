@@ -35,11 +35,10 @@ came before which of the other; a command run with 2>&1 has one order.`,
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeProcess(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			sb := c.Sandbox(args[0])
 			l := &logs{app: a, sb: sb, follow: follow, json: asJSON}
 			if len(args) == 2 {
 				info, err := findProcess(cmd, sb, selector(args[1]))

@@ -98,11 +98,11 @@ offset on output is still there.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeSandboxes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			procs, err := c.Sandbox(args[0]).Processes(cmd.Context())
+			procs, err := sb.Processes(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -172,14 +172,14 @@ its --pids, in which exec fails: killing needs no new process.`,
 			if err != nil {
 				return err
 			}
-			c, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			if all {
-				return c.Sandbox(args[0]).KillAll(cmd.Context(), n)
+				return sb.KillAll(cmd.Context(), n)
 			}
-			return c.Sandbox(args[0]).Kill(cmd.Context(), selector(args[1]), n)
+			return sb.Kill(cmd.Context(), selector(args[1]), n)
 		},
 	}
 	cmd.Flags().StringVarP(&sig, "signal", "s", sig, "signal, by name or number")
@@ -216,11 +216,11 @@ never ends the process.`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeProcess(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), args[0])
 			if err != nil {
 				return platform(err)
 			}
-			sb, sel := c.Sandbox(args[0]), selector(args[1])
+			sel := selector(args[1])
 			info, err := findProcess(cmd, sb, sel)
 			if err != nil {
 				return platform(err)

@@ -48,7 +48,19 @@ on stderr.`,
 			if err != nil {
 				return err
 			}
-			req := v1.DeleteRequest{IDs: args, Labels: l}
+			req := v1.DeleteRequest{Labels: l}
+			refs, err := c.Resolve(cmd.Context(), args...)
+			if err != nil {
+				return err
+			}
+			var unknown []v1.DeleteResult
+			for i, r := range refs {
+				if r.Err != nil {
+					unknown = append(unknown, v1.DeleteResult{ID: args[i], Error: v1.ProblemOf(r.Err)})
+				} else {
+					req.IDs = append(req.IDs, r.ID)
+				}
+			}
 			if all {
 				for sb, err := range c.All(cmd.Context(), client.ListOptions{}) {
 					if err != nil {
@@ -61,7 +73,7 @@ on stderr.`,
 					return nil
 				}
 			}
-			return a.remove(cmd, c, req, asJSON)
+			return a.remove(cmd, c, req, unknown, asJSON)
 		},
 	}
 	f := cmd.Flags()
@@ -106,14 +118,25 @@ func (a *app) removeNamed(names []string, what string, asJSON bool, remove func(
 	return errors.Join(failed...)
 }
 
-// remove prints each outcome; the first failure is the verb's, after all were tried.
-func (a *app) remove(cmd *cobra.Command, c *client.Client, req v1.DeleteRequest, asJSON bool) error {
+// remove prints each outcome, those of unknown ids first; the first failure is the verb's,
+// after all were tried.
+func (a *app) remove(cmd *cobra.Command, c *client.Client, req v1.DeleteRequest, unknown []v1.DeleteResult, asJSON bool) error {
 	bar := a.progress("remove", int64(len(req.IDs)), false)
 	defer bar.end()
 	var errAll []error
 	var unprinted error
 	n := 0
-	for id, err := range c.DeleteMany(cmd.Context(), req) {
+	outcomes := func(yield func(string, error) bool) {
+		for _, u := range unknown {
+			if !yield(u.ID, u.Error.Err()) {
+				return
+			}
+		}
+		if len(unknown) == 0 || len(req.IDs) > 0 {
+			c.DeleteMany(cmd.Context(), req)(yield)
+		}
+	}
+	for id, err := range outcomes {
 		if err != nil && id == "" {
 			return err
 		}

@@ -48,6 +48,9 @@ func (a *app) root() *cobra.Command {
 'dsec up' starts a server on this machine and writes a context file, from which all
 other verbs know it. DSEC_URL and DSEC_TOKEN, or --url and --token, name another one.
 
+An ID may be cut short while it means one sandbox: write the beginning of an id, or of
+its last ten characters, since the ids of a node begin alike.
+
 Exit codes: 0 success, 1 failure, 2 wrong usage. exec and run return the command's own
 code; 125 when the platform failed, 126 when the command cannot be executed, 127 when
 there is no such command, 128+n after signal n.

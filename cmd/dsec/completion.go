@@ -115,6 +115,30 @@ func (a *app) completeProcess() completeFunc {
 	})
 }
 
+// completeSession completes a sandbox id and then its sessions.
+func (a *app) completeSession() completeFunc {
+	return a.completeFrom(-1, func(ctx context.Context, c *client.Client, args []string) []cobra.Completion {
+		if len(args) == 0 {
+			return sandboxIDs(ctx, c, nil)
+		}
+		refs, err := c.Resolve(ctx, args[0])
+		if err != nil || refs[0].Err != nil {
+			return nil
+		}
+		sessions, err := c.Sandbox(refs[0].ID).Sessions(ctx)
+		if err != nil {
+			return nil
+		}
+		var out []cobra.Completion
+		for _, s := range sessions {
+			if !slices.Contains(args[1:], s.Id) {
+				out = append(out, s.Id)
+			}
+		}
+		return out
+	})
+}
+
 // completeLabels completes KEY=VALUE from those that sandboxes have.
 func (a *app) completeLabels() completeFunc {
 	return a.completeFrom(-1, func(ctx context.Context, c *client.Client, _ []string) []cobra.Completion {

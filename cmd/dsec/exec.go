@@ -10,7 +10,7 @@ import (
 
 func (a *app) execCmd() *cobra.Command {
 	var c client.Cmd
-	var env []string
+	var p processFlags
 	var interactive, tty, detach, asJSON bool
 	maxOutput := bytesValue(defaultMaxOutput)
 	cmd := &cobra.Command{
@@ -42,9 +42,10 @@ error if the platform failed or there is no such command.`,
 		ValidArgsFunction: a.completeSandboxes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
-			if c.Env, err = environment(env); err != nil {
+			if c.Env, err = environment(p.env, p.envFiles); err != nil {
 				return err
 			}
+			c.User, c.Dir = p.user, p.cwd
 			switch {
 			case c.Timeout < 0 || c.IdleTimeout < 0:
 				return usagef("a timeout must not be negative")
@@ -79,12 +80,10 @@ error if the platform failed or there is no such command.`,
 			return a.printResult(cmd.Context(), w.result, err)
 		},
 	}
+	p.add(cmd)
 	f := cmd.Flags()
 	f.BoolVarP(&interactive, "interactive", "i", false, "connect stdin")
 	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal (implies -i)")
-	f.StringVarP(&c.User, "user", "u", "", "user, name or uid, with :group if wanted")
-	f.StringVarP(&c.Dir, "cwd", "w", "", "working directory")
-	f.StringArrayVarP(&env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
 	f.DurationVar(&c.Timeout, "timeout", 0, "kill the command after this time, such as 90s")
 	f.DurationVar(&c.IdleTimeout, "idle-timeout", 0, "kill the command after this time without output")
 	f.BoolVarP(&detach, "detach", "d", false, "print the pid and leave the command running; with -i its stdin stays open")
@@ -129,7 +128,7 @@ func (a *app) execDetached(cmd *cobra.Command, sb *client.Sandbox, c client.Cmd,
 
 func (a *app) shellCmd() *cobra.Command {
 	var c client.Cmd
-	var env []string
+	var p processFlags
 	cmd := &cobra.Command{
 		Use:   "shell ID",
 		Short: "Open a shell in a sandbox: bash, or sh where there is none",
@@ -139,9 +138,10 @@ func (a *app) shellCmd() *cobra.Command {
 		ValidArgsFunction: a.completeSandboxes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
-			if c.Env, err = environment(env); err != nil {
+			if c.Env, err = environment(p.env, p.envFiles); err != nil {
 				return err
 			}
+			c.User, c.Dir = p.user, p.cwd
 			if !isTerminal(a.stdin) {
 				return &usageError{msg: "shell needs a terminal; use 'dsec exec -i ID -- sh' in scripts"}
 			}
@@ -161,10 +161,8 @@ func (a *app) shellCmd() *cobra.Command {
 			return platform(a.execute(cmd.Context(), sb, c, wiring{tty: true, stdin: true}))
 		},
 	}
+	p.add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&c.Path, "shell", "", "the shell to run (default bash, or sh)")
-	f.StringVarP(&c.User, "user", "u", "", "user, name or uid, with :group if wanted")
-	f.StringVarP(&c.Dir, "cwd", "w", "", "working directory")
-	f.StringArrayVarP(&env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
 	return cmd
 }

@@ -62,7 +62,7 @@ func (a *app) execute(ctx context.Context, sb *client.Sandbox, cmd client.Cmd, w
 	if w.forward && a.signals != nil {
 		defer a.signals.to(func(s syscall.Signal) { p.Signal(ctx, int(s)) })()
 	}
-	return a.wait(p, w.result)
+	return a.follow(p, w.result)
 }
 
 // commandError gives a command that could not be run the shell's exit codes.
@@ -76,9 +76,9 @@ func commandError(err error) error {
 	return err
 }
 
-// wait returns the process's end as our own: its exit code, or why there is none. A
+// follow returns the process's end as our own: its exit code, or why there is none. A
 // result is told of it too.
-func (a *app) wait(p *client.Process, r *result) error {
+func (a *app) follow(p *client.Process, r *result) error {
 	x, err := p.Wait()
 	if r != nil {
 		r.exit = x
@@ -88,6 +88,13 @@ func (a *app) wait(p *client.Process, r *result) error {
 		return err
 	case x.Err != nil && x.StderrBytes == 0:
 		return commandError(x.Err)
+	}
+	return a.ended(x)
+}
+
+// ended says why a command was killed, and returns its exit code as ours.
+func (a *app) ended(x client.Exit) error {
+	switch {
 	case x.TimedOut:
 		a.note("the command was killed: it ran longer than --timeout")
 	case x.IdleTimedOut:

@@ -269,7 +269,7 @@ func (a *app) attach(cmd *cobra.Command, sb *client.Sandbox, info *msg.ProcessIn
 		p.Resize(cmd.Context(), initial)
 		defer a.followSize(cmd.Context(), p)()
 	}
-	return a.wait(p, nil)
+	return a.follow(p, nil)
 }
 
 func (a *app) reportGap(stderr bool, from, to uint64) {

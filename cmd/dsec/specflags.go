@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,7 +17,7 @@ type specFlags struct {
 	cpu                              cpuValue
 	memory                           bytesValue
 	pids                             int64
-	env, labels                      []string
+	env, envFiles, labels            []string
 	ttl                              time.Duration
 	flags                            *pflag.FlagSet
 }
@@ -36,14 +34,14 @@ func (s *specFlags) add(cmd *cobra.Command) {
 	f.StringVar(&s.user, "user", "", "default user of processes (default the image's)")
 	f.StringVar(&s.workdir, "workdir", "", "default working directory (default the image's)")
 	f.StringVar(&s.hostname, "hostname", "", "host name (default the sandbox id)")
-	f.StringArrayVarP(&s.env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
+	addEnv(cmd, &s.env, &s.envFiles)
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "label, KEY=VALUE (repeatable)")
 	cmd.RegisterFlagCompletionFunc("backend", cobra.FixedCompletions([]cobra.Completion{string(v1.BackendContainer), string(v1.BackendHollow)}, cobra.ShellCompDirectiveNoFileComp))
 	f.DurationVar(&s.ttl, "ttl", 0, "remove the sandbox after this time, such as 2h")
 }
 
 func (s *specFlags) spec(image string) (v1.Spec, error) {
-	env, err := environment(s.env)
+	env, err := environment(s.env, s.envFiles)
 	if err != nil {
 		return v1.Spec{}, err
 	}
@@ -64,20 +62,4 @@ func (s *specFlags) spec(image string) (v1.Spec, error) {
 		Backend: v1.Backend(s.backend), Image: image, Workspace: s.workspace, Toolkits: s.toolkits, CPUMillis: int64(s.cpu), MemoryBytes: int64(s.memory), PIDs: s.pids,
 		User: s.user, WorkDir: s.workdir, Hostname: s.hostname, Env: env, Labels: labels, MaxTTL: v1.Seconds(s.ttl.Seconds()),
 	}, nil
-}
-
-// environment parses --env; KEY alone passes the caller's value on, if there is one.
-func environment(in []string) (map[string]string, error) {
-	var full []string
-	for _, s := range in {
-		if s != "" && !strings.Contains(s, "=") {
-			v, ok := os.LookupEnv(s)
-			if !ok {
-				continue
-			}
-			s += "=" + v
-		}
-		full = append(full, s)
-	}
-	return keyValues("env", full)
 }

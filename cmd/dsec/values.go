@@ -3,6 +3,7 @@ package main
 import (
 	"strconv"
 	"strings"
+	"time"
 
 	"dsec/client"
 )
@@ -41,6 +42,36 @@ func parseBytes(s string) (int64, error) {
 		return 0, usagef("%q is not a size; write it like 512MiB or 1g", s)
 	}
 	return int64(f), nil
+}
+
+// durationValue is a flag such as 90s or 1h30m. A number without a unit is refused: whether
+// it would mean seconds or something else is anybody's guess.
+type durationValue time.Duration
+
+func newDuration(d *time.Duration) *durationValue { return (*durationValue)(d) }
+
+func (v *durationValue) String() string {
+	if *v == 0 {
+		return ""
+	}
+	return time.Duration(*v).String()
+}
+
+func (v *durationValue) Type() string { return "duration" }
+
+func (v *durationValue) Set(s string) error {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		if _, nerr := strconv.ParseFloat(s, 64); nerr == nil {
+			return usagef("%q has no unit; write %ss for seconds", s, s)
+		}
+		return usagef("%q is not a duration; write it like 30s, 5m or 1h30m", s)
+	}
+	if d < 0 {
+		return usagef("it must not be negative")
+	}
+	*v = durationValue(d)
+	return nil
 }
 
 // cpuValue is a flag such as 2, 0.5 or 500m, in thousandths of a core.

@@ -184,7 +184,7 @@ var Table = []Row{
 	{RevisionCompacted, Gone, 410, true, false, "list again and watch from the revision it returns"},
 	{StateConflict, Conflict, 409, true, false, "another operation changed the state; read it and retry"},
 	{NodeRunning, Conflict, 409, false, false, "use it; or stop it with 'dsec down', or use another --data"},
-	{AddressInUse, Conflict, 409, false, false, "another program listens there: stop it, or choose another --listen"},
+	{AddressInUse, Conflict, 409, false, false, "another program listens there: stop it, or choose another address"},
 	{DataUnsuitable, Unsupported, 501, false, false, "choose a --data on a disk, such as ext4 or xfs"},
 	{DataCorrupt, Corrupt, 500, false, true, "the message says what is lost, and the command that starts anew without it"},
 	{BodyTooLarge, TooLarge, 413, false, false, "send it as a stream, or in parts below the limit"},

@@ -372,11 +372,12 @@ func (c *Conn) end(e *errs.Error) {
 	if c.cancel != nil {
 		c.cancel()
 	}
+	// First of all: who learns from a stream that it is lost must not take it for usable.
+	close(c.done)
 	slices.SortFunc(streams, func(a, b *Stream) int { return int(int64(a.id) - int64(b.id)) })
 	for _, s := range streams {
 		s.connLost()
 	}
-	close(c.done)
 }
 
 // startKeepAlive pings a silent peer every period and ends the connection of a dead one.

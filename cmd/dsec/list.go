@@ -89,7 +89,8 @@ func (a *app) inspectCmd() *cobra.Command {
 		Short: "Show all about sandboxes: spec, state, times, usage",
 		Long: `Inspect shows all that is known of sandboxes. What the spec leaves open is shown as it
 is in effect, with --json as it was asked for. One that cannot be shown does not keep the
-others from it; the exit code is 1 then.`,
+others from it; the exit code is 1 then. Of one that was removed the error says when and
+why: somebody asked, --ttl, its lease, and whether it had failed before.`,
 		Example: `  dsec inspect saaaaaabbbbbcccccccccc
   dsec inspect --json $(dsec ls -q)`,
 		Args:              cobra.MinimumNArgs(1),

@@ -88,7 +88,7 @@ func (e *Edge) forget(s *sandbox) {
 		return
 	}
 	// On record before it leaves the table, so that its id is never one that nobody has heard of.
-	if err := e.journal.note(record{Sandbox: v1.Sandbox{ID: v.ID}, Removed: true}); err != nil {
+	if err := e.journal.note(removal(v.ID, v1.EndingOf(&v, e.cfg.Now()))); err != nil {
 		e.cfg.Log.Error("journal a removal", "sandbox", v.ID, "err", err) // the next start finds nothing left and forgets it too
 	}
 	e.mu.Lock()
@@ -114,12 +114,13 @@ func (e *Edge) giveBack(s *sandbox) { s.admitted.Do(func() { e.admit.put(s.need)
 // absent says what became of an id that is not in the table.
 func (e *Edge) absent(id string) error {
 	node, epoch, err := v1.ParseSandboxID(id)
+	how, gone := e.journal.removed(id)
 	x := errs.New(errs.SandboxNotFound, "edge.find", "no sandbox has this id")
 	switch {
 	case err == nil && node == e.id && epoch < e.epoch:
 		x = errs.New(errs.SandboxLost, "edge.find", "the sandbox was lost when its node restarted")
-	case e.journal.removed(id):
-		x = errs.New(errs.SandboxGone, "edge.find", "the sandbox was removed")
+	case gone:
+		x = how.Err("edge.find", id)
 	}
 	x.Node, x.Sandbox = e.id, id
 	return x

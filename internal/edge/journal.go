@@ -3,6 +3,7 @@ package edge
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,7 +14,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"time"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -25,7 +28,7 @@ type record struct {
 	Image   *v1.Image       `json:"image,omitempty"`
 	Handle  json.RawMessage `json:"handle,omitempty"` // the backend's, once it runs
 	Removed bool            `json:"removed,omitempty"`
-	Gone    []string        `json:"gone,omitempty"` // ids removed before, in a line of their own, which is Removed with no id
+	Gone    []string        `json:"gone,omitempty"` // what was removed, as goneText writes it: this one, or many in a line of their own
 }
 
 // journal is the file of records: one line for each change, CRC-32 in hex, a space and
@@ -48,11 +51,43 @@ type journal struct {
 const compactAt = 4 << 20
 
 const (
-	// goneSize is how many removed ids are remembered: 2.5 MB of the file at most, and 7 MB of memory.
+	// goneSize is how many removed ids are remembered: 5 MB of the file, and 12 MB of memory.
 	goneSize = 100_000
-	goneLine = 4096                // of them in one line
-	goneCost = v1.SandboxIDLen + 3 // bytes of one in the file
+	goneLine = 4096                               // of them in one line
+	goneCost = v1.SandboxIDLen + len(`"", `) + 22 // bytes of one in the file, about
 )
+
+// removal is the record of a sandbox that is gone.
+func removal(id string, how v1.Ending) record {
+	return record{Sandbox: v1.Sandbox{ID: id}, Removed: true, Gone: []string{goneText(id, how)}}
+}
+
+// goneText is an id and how it ended, in words; an id alone is of a version that did not
+// say more.
+func goneText(id string, how v1.Ending) string {
+	word := func(s string) string { return cmp.Or(s, "-") }
+	return fmt.Sprintf("%s %d %s %s %d", id, how.At, word(string(how.Reason)), word(string(how.Failed)), how.OOMKills)
+}
+
+func parseGone(text string) (id string, how v1.Ending) {
+	f := strings.Fields(text)
+	if len(f) < 5 {
+		id, _, _ = strings.Cut(text, " ")
+		return id, v1.Ending{}
+	}
+	how.At, _ = strconv.ParseInt(f[1], 10, 64)
+	how.OOMKills, _ = strconv.ParseInt(f[4], 10, 64)
+	// Constants, not parts of the line, which would be kept for them.
+	for _, r := range []v1.EndReason{v1.EndRequest, v1.EndTTL, v1.EndLease} {
+		if f[2] == string(r) {
+			how.Reason = r
+		}
+	}
+	if f[3] != "-" {
+		how.Failed = errs.Lookup(errs.Code(f[3])).Code
+	}
+	return strings.Clone(f[0]), how
+}
 
 // openJournal reads path, or starts it, and returns the records that count. A torn
 // last line (the edge died in it) is dropped; damage before that is an error.
@@ -77,14 +112,14 @@ func openJournal(path string) (*journal, []record, error) {
 			return nil, nil, errs.New(errs.DataCorrupt, "edge.journal", fmt.Sprintf("line %d of %s is damaged", n, path)).Because(perr)
 		}
 		whole += int64(len(line))
-		for _, id := range rec.Gone {
-			j.gone.add(id)
+		for _, text := range rec.Gone {
+			j.gone.add(parseGone(text))
 		}
 		if rec.Removed {
 			delete(records, rec.Sandbox.ID)
 			delete(j.live, rec.Sandbox.ID)
 			if rec.Sandbox.ID != "" {
-				j.gone.add(rec.Sandbox.ID)
+				j.gone.add(rec.Sandbox.ID, v1.Ending{})
 			}
 			continue
 		}
@@ -141,7 +176,10 @@ func (j *journal) write(rec record, anyway bool) error {
 	defer j.mu.Unlock()
 	id := rec.Sandbox.ID
 	if rec.Removed {
-		j.gone.add(id)
+		for _, text := range rec.Gone {
+			j.gone.add(parseGone(text))
+		}
+		j.gone.add(id, v1.Ending{})
 		if j.live[id] == nil {
 			return nil // nothing tells of it
 		}
@@ -158,7 +196,7 @@ func (j *journal) write(rec record, anyway bool) error {
 		j.kept += int64(len(line))
 	}
 	j.stale = j.stale || err != nil
-	if j.stale || j.bytes > compactAt && j.bytes > 4*(j.kept+int64(len(j.gone.ring))*goneCost) {
+	if j.stale || j.bytes > compactAt && j.bytes > 4*(j.kept+int64(len(j.gone.ring)*goneCost)) {
 		// All is written already, or err says what is not: the next write tries again.
 		if cerr := j.compact(); cerr == nil {
 			err = nil
@@ -189,7 +227,11 @@ func (j *journal) compact() error {
 	}
 	w := bufio.NewWriterSize(f, 1<<16)
 	size, kept := int64(0), int64(0)
-	for ids := range slices.Chunk(slices.Collect(j.gone.all()), goneLine) {
+	gone := make([]string, 0, len(j.gone.ring))
+	for id, how := range j.gone.all() {
+		gone = append(gone, goneText(id, how))
+	}
+	for ids := range slices.Chunk(gone, goneLine) {
 		line, err := formatLine(record{Removed: true, Gone: ids})
 		if err != nil {
 			panic(err) // strings
@@ -237,7 +279,7 @@ func (j *journal) reuse(whole int64) error {
 
 // Emptied notes in the journal of an edge's directory, whose edge does not run, that none
 // of its sandboxes is left but those named. A journal that cannot be read has nothing more to say.
-func Emptied(dir string, left ...string) error {
+func Emptied(dir string, now time.Time, left ...string) error {
 	path := filepath.Join(dir, "journal")
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -250,18 +292,19 @@ func Emptied(dir string, left ...string) error {
 		if slices.Contains(left, rec.Sandbox.ID) {
 			continue
 		}
-		if nerr := j.note(record{Sandbox: v1.Sandbox{ID: rec.Sandbox.ID}, Removed: true}); nerr != nil {
+		rec.Sandbox.EndReason = cmp.Or(rec.Sandbox.EndReason, v1.EndRequest)
+		if nerr := j.note(removal(rec.Sandbox.ID, v1.EndingOf(&rec.Sandbox, now))); nerr != nil {
 			err = nerr
 		}
 	}
 	return errors.Join(err, j.close())
 }
 
-// removed tells whether id is one of the last that were removed.
-func (j *journal) removed(id string) bool {
+// removed tells whether id is one of the last that were removed, and how it ended.
+func (j *journal) removed(id string) (v1.Ending, bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.gone.has(id)
+	return j.gone.get(id)
 }
 
 func (j *journal) close() error {

@@ -19,6 +19,14 @@ func recordOf(id string, generation uint64) record {
 	return record{Sandbox: v1.Sandbox{ID: id, Generation: generation, State: v1.StateRunning}, Handle: []byte(`{"pid":7}`)}
 }
 
+// endingOf makes the endings of a test differ.
+func endingOf(id string) v1.Ending {
+	return []v1.Ending{
+		{At: 1764540000, Reason: v1.EndRequest}, {At: 1764540001, Reason: v1.EndTTL, OOMKills: 3},
+		{At: 1764540002, Reason: v1.EndLease, Failed: errs.SandboxLimit}, {},
+	}[int(id[len(id)-1])%4]
+}
+
 // What is read back is what a map would hold, whatever was written, wherever the file was cut.
 func TestJournalSurvivesTornWrites(t *testing.T) {
 	t.Parallel()
@@ -41,7 +49,7 @@ func TestJournalSurvivesTornWrites(t *testing.T) {
 			s := step{fmt.Sprintf("s%d", rapid.IntRange(0, 4).Draw(rt, "id")), rapid.Bool().Draw(rt, "removed")}
 			rec := recordOf(s.id, uint64(i))
 			if s.removed {
-				rec = record{Sandbox: v1.Sandbox{ID: s.id}, Removed: true}
+				rec = removal(s.id, endingOf(s.id))
 			}
 			if err := j.put(rec); err != nil {
 				rt.Fatal(err)
@@ -83,8 +91,8 @@ func TestJournalSurvivesTornWrites(t *testing.T) {
 				rt.Fatalf("cut at %d of %v: got %v, want %v", cut, sizes, got, want)
 			}
 			for id := range gone {
-				if !j.removed(id) {
-					rt.Fatalf("cut at %d of %v: the removal of %s is forgotten", cut, sizes, id)
+				if how, ok := j.removed(id); !ok || how != endingOf(id) {
+					rt.Fatalf("cut at %d of %v: of the removal of %s is known %+v", cut, sizes, id, how)
 				}
 			}
 		}
@@ -162,12 +170,12 @@ func TestJournalRemembersRemovals(t *testing.T) {
 		if err := j.put(recordOf(id(i), 1)); err != nil {
 			t.Fatal(err)
 		}
-		if err := j.note(record{Sandbox: v1.Sandbox{ID: id(i)}, Removed: true}); err != nil {
+		if err := j.note(removal(id(i), endingOf(id(i)))); err != nil {
 			t.Fatal(err)
 		}
 		largest = max(largest, j.bytes)
 	}
-	if largest > 12<<20 {
+	if largest > 24<<20 {
 		t.Errorf("the file grew to %d bytes", largest)
 	}
 	for range 2 {
@@ -176,16 +184,18 @@ func TestJournalRemembersRemovals(t *testing.T) {
 		if j, recs, err = openJournal(path); err != nil || len(recs) != 1 {
 			t.Fatalf("%d records, %v", len(recs), err)
 		}
-		if j.bytes > 3<<20 {
+		if j.bytes > 6<<20 {
 			t.Errorf("%d bytes once rewritten", j.bytes)
 		}
 		for i := range n {
-			if got, want := j.removed(id(i)), i >= n-goneSize; got != want {
-				t.Fatalf("removal %d of %d: %v", i, n, got)
+			if how, got := j.removed(id(i)); got != (i >= n-goneSize) || got && how != endingOf(id(i)) {
+				t.Fatalf("removal %d of %d: %v, %+v", i, n, got, how)
 			}
 		}
-		if j.removed(id(n)) || j.removed("") {
-			t.Error("what lives, or nothing, counts as removed")
+		for _, none := range []string{id(n), ""} {
+			if _, ok := j.removed(none); ok {
+				t.Error("what lives, or nothing, counts as removed")
+			}
 		}
 	}
 	j.close()

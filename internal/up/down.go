@@ -98,9 +98,9 @@ func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed in
 	defer b.Close() // also closed below, before the unmount; a second time does no harm
 	removed, left, err := removeAll(ctx, b, h)
 	if err != nil {
-		return removed, errors.Join(err, edge.Emptied(filepath.Join(data, "edge"), left...))
+		return removed, errors.Join(err, edge.Emptied(filepath.Join(data, "edge"), time.Now(), left...))
 	}
-	if err := errors.Join(edge.Emptied(filepath.Join(data, "edge")), b.Withdraw(), b.Close()); err != nil {
+	if err := errors.Join(edge.Emptied(filepath.Join(data, "edge"), time.Now()), b.Withdraw(), b.Close()); err != nil {
 		return removed, err
 	}
 	// The last mounts of dead sandboxes go away in the background.

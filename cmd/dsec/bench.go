@@ -93,10 +93,11 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 		cmd.Long = "Stream measures the stdout of 'head -c SIZE /dev/zero'; every byte is counted. The image's\n" +
 			"head counts too: GNU's writes large pieces, busybox's small ones and is the limit itself."
 	case "memory":
-		f.DurationVar(&b.settle, "settle", 3*time.Second, "wait before memory is read")
+		b.settle = 3 * time.Second
+		f.Var(newDuration(&b.settle), "settle", "wait before memory is read")
 	}
 	if name != "memory" {
-		f.DurationVar(&b.duration, "duration", 0, "go on for this time instead of --count")
+		f.Var(newDuration(&b.duration), "duration", "go on for this time instead of --count")
 	}
 	if b.peerable {
 		f.StringVar(&b.peer, "peer", "", "measure another engine too: docker")

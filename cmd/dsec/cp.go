@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 	"dsec/client"
 )
 
@@ -34,12 +36,22 @@ func (a *app) cpCmd() *cobra.Command {
 		Use:   "cp SRC DST",
 		Short: "Copy files and directories into or out of a sandbox",
 		Long: `Cp copies between the local disk and a sandbox, written ID:/path. Modes, times, links
-and whole directories are kept; owners too with --owner (as root). SRC goes into DST
-if that is a directory, else it becomes DST; SRC/. means what a directory holds.
+and whole directories are kept; owners too with --owner (as root). As with 'docker cp':
 
-"-" is stdin or stdout: a file's content; for a directory (DST ending in / when
-reading stdin) a tar.`,
+  DST is a directory      SRC goes into it, under its own name
+  DST does not exist      SRC becomes DST; in a sandbox missing directories are made
+  DST ends in /           it must be a directory; in a sandbox it is made if missing
+  SRC is a directory and ends in /.   what it holds goes into DST, not itself
+  SRC is a directory, DST a file      an error
+  SRC is a link           what it points to is copied; links inside a directory stay links
+
+"-" is stdin or stdout. To stdout goes a file's content, or a directory as a tar. From
+stdin comes a tar if DST is a directory or ends in /, else DST's content.
+
+A path in the sandbox that does not begin with / begins at the user's home. A local file
+with a colon in its name is written with a directory before it: ./a:b.`,
 		Example: `  dsec cp ./project $id:/work
+  dsec cp ./project/. $id:/work
   dsec cp $id:/work/report.xml .
   echo hello | dsec cp - $id:/tmp/greeting
   dsec cp $id:/work - | tar t`,
@@ -72,7 +84,15 @@ reading stdin) a tar.`,
 }
 
 func (a *app) copyIn(ctx context.Context, files client.Files, src, dst string, o client.CopyOptions) error {
-	if src == "-" && strings.HasSuffix(dst, "/") {
+	unpack := strings.HasSuffix(dst, "/")
+	if src == "-" && !unpack {
+		e, err := files.Stat(ctx, dst)
+		if err != nil && !errors.Is(err, errs.PathNotFound) {
+			return err
+		}
+		unpack = err == nil && client.IsDir(e)
+	}
+	if src == "-" && unpack {
 		_, _, err := files.UnpackFrom(ctx, dst, a.stdin, client.UnpackOptions{KeepOwner: o.KeepOwner, Parents: true})
 		return err
 	}

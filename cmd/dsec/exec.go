@@ -47,8 +47,6 @@ error if the platform failed or there is no such command.`,
 			}
 			c.User, c.Dir = p.user, p.cwd
 			switch {
-			case c.Timeout < 0 || c.IdleTimeout < 0:
-				return usagef("a timeout must not be negative")
 			case detach && tty:
 				return usagef("--detach cannot be used with -t; with -i, 'dsec attach' writes to the command")
 			case asJSON && tty:
@@ -84,8 +82,8 @@ error if the platform failed or there is no such command.`,
 	f := cmd.Flags()
 	f.BoolVarP(&interactive, "interactive", "i", false, "connect stdin")
 	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal (implies -i)")
-	f.DurationVar(&c.Timeout, "timeout", 0, "kill the command after this time, such as 90s")
-	f.DurationVar(&c.IdleTimeout, "idle-timeout", 0, "kill the command after this time without output")
+	f.Var(newDuration(&c.Timeout), "timeout", "kill the command after this time, such as 90s")
+	f.Var(newDuration(&c.IdleTimeout), "idle-timeout", "kill the command after this time without output")
 	f.BoolVarP(&detach, "detach", "d", false, "print the pid and leave the command running; with -i its stdin stays open")
 	f.StringVar(&c.Tag, "tag", "", "name to find the process by")
 	f.BoolVar(&asJSON, "json", false, "print the outcome as an object: exit_code, stdout, stderr, …; with --detach the pid")

@@ -126,9 +126,6 @@ func (a *app) tokenCreateCmd() *cobra.Command {
 					return usagef("--right %q: it is one of read, sandbox, image, admin", r)
 				}
 			}
-			if ttl < 0 {
-				return usagef("--ttl must not be negative")
-			}
 			if len(req.Rights) == 0 {
 				return usagef("give the token at least one --right: read, sandbox, image, admin")
 			}
@@ -148,7 +145,7 @@ func (a *app) tokenCreateCmd() *cobra.Command {
 		},
 	}
 	create.Flags().StringSliceVar(&rights, "right", nil, "what it may do: read, sandbox, image, admin (repeatable)")
-	create.Flags().DurationVar(&ttl, "ttl", 0, "until when it holds, such as 24h (default: until revoked)")
+	create.Flags().Var(newDuration(&ttl), "ttl", "until when it holds, such as 24h (default: until revoked)")
 	create.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	create.RegisterFlagCompletionFunc("right", cobra.FixedCompletions([]string{"read", "sandbox", "image", "admin"}, cobra.ShellCompDirectiveNoFileComp))
 	return create

@@ -62,6 +62,13 @@ same data directory takes them over. 'dsec down' removes them.`,
 				return usagef("--listen %q: write HOST:PORT or unix:/path", f.opts.Listen)
 			}
 			f.listen = cmd.Flags().Changed("listen")
+			if socket, ok := strings.CutPrefix(f.opts.Listen, "unix:"); ok { // others look for it from elsewhere
+				path, err := filepath.Abs(socket)
+				if err != nil {
+					return err
+				}
+				f.opts.Listen = "unix:" + path
+			}
 			if f.cert == "" && f.key == "" && exposed(cmd.Context(), f.opts.Listen) {
 				if !f.insecure {
 					return usagef("--listen %s: tokens would cross the network unencrypted; give --tls-cert and --tls-key, or --insecure if the network is trusted", f.opts.Listen)
@@ -99,6 +106,10 @@ func (a *app) up(ctx context.Context, f *upFlags) error {
 	if f.opts.Data == "" {
 		return usagef("--data is empty")
 	}
+	var err error
+	if f.opts.Data, err = filepath.Abs(f.opts.Data); err != nil {
+		return err
+	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.level)); err != nil {
 		return usagef("--log-level %q: use debug, info, warn or error", f.level)
@@ -114,7 +125,6 @@ func (a *app) up(ctx context.Context, f *upFlags) error {
 		}
 		f.opts.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	}
-	var err error
 	if f.opts.Guest, err = bin.Guest(); err != nil {
 		return err
 	}

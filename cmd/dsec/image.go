@@ -18,7 +18,7 @@ func (a *app) imageCmd() *cobra.Command {
 		Use: "image", Short: "Import, build and look at images", Args: cobra.NoArgs, RunE: needVerb,
 		Example: "  dsec image import debian ./debian.tar\n  dsec image ls",
 	}
-	cmd.AddCommand(a.imageImportCmd(), a.imageBuildCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd())
+	cmd.AddCommand(a.imageImportCmd(), a.imageBuildCmd(), a.imageExportCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd())
 	return cmd
 }
 

@@ -39,6 +39,8 @@ type Registration interface {
 type Images interface {
 	// Import makes an image of the archive; format is one of the API's, or "auto".
 	Import(ctx context.Context, archive io.Reader, format string, progress func(v1.ImageProgress)) (v1.Image, error)
+	// Export writes the image's root file system as a tar. Errors: those of Find, and w's.
+	Export(ctx context.Context, digest string, w io.Writer) error
 	// Delete removes an image by digest.
 	Delete(ctx context.Context, digest string) error
 	List(ctx context.Context) ([]v1.Image, error)

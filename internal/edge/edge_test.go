@@ -45,6 +45,9 @@ func (c *fakeCluster) Superseded() <-chan struct{}    { return c.superseded }
 
 type noImages struct{}
 
+func (noImages) Export(context.Context, string, io.Writer) error {
+	return errs.New(errs.ImageNotFound, "image.export", "there are no images")
+}
 func (noImages) Import(context.Context, io.Reader, string, func(v1.ImageProgress)) (v1.Image, error) {
 	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
 }

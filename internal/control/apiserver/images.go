@@ -103,6 +103,44 @@ func (s *Server) importNode() (v1.Node, error) {
 	return best, nil
 }
 
+type exportInput struct {
+	Name string `query:"name" required:"true" minLength:"1" maxLength:"255" doc:"Name or digest of the image." example:"debian:12"`
+}
+
+// exportImage streams the files of an image from an edge that has it.
+func (s *Server) exportImage(ctx context.Context, req *request, _ *http.Request, in *exportInput) error {
+	img, err := s.catalog.resolve(in.Name)
+	if err != nil {
+		return err
+	}
+	failed := error(errs.New(errs.ImageNotFound, "image.export", "no node that is ready has the image "+quoted(in.Name)))
+	out := s.newLines(req, "application/x-tar")
+	defer out.end()
+	for _, l := range s.cfg.Registry.Loads() {
+		if _, has := l.Images[img.Digest]; !has || !l.Node.Ready {
+			continue
+		}
+		if failed = s.cfg.Edges.Export(ctx, *l.Node, img.Digest, (*rawWriter)(out)); failed == nil {
+			return nil
+		}
+		if req.status != 0 { // the client has some of it: only a broken answer says that there is no more
+			s.cfg.Log.Warn("an export broke off", "request", req.id, "image", img.Digest, "err", failed)
+			panic(http.ErrAbortHandler)
+		}
+	}
+	return failed
+}
+
+// rawWriter writes bytes where lines would go.
+type rawWriter lines
+
+func (w *rawWriter) Write(p []byte) (int, error) {
+	if err := (*lines)(w).raw(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
 type imageListOutput struct{ Body v1.ImageList }
 
 func (s *Server) listImages(context.Context, *request, *struct{}) (*imageListOutput, error) {

@@ -107,6 +107,15 @@ func (s *Server) imageRoutes() {
 		Required: true, Description: "A tar, docker-archive, or tar of an OCI layout or directory.",
 		Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
 	}
+	handleStream(s, op{
+		id: "export-image", method: http.MethodGet, path: "/v1/image-files", tag: tag, right: v1.RightImage,
+		summary: "Export an image's files",
+		text:    "The root file system, all layers merged, as a tar. What the image says about running programs is in its description. An answer that breaks off is not whole.",
+		errors:  []errs.Code{errs.ImageNotFound, errs.ImageCorrupt, errs.EdgeUnreachable, errs.ConnectionLost},
+	}, s.exportImage)
+	s.api.OpenAPI().Paths["/v1/image-files"].Get.Responses["200"] = &huma.Response{
+		Description: "The tar.", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
+	}
 	handle(s, op{
 		id: "list-images", method: http.MethodGet, path: "/v1/images", tag: tag, right: v1.RightRead, summary: "List images", text: "The whole catalogue, by name.",
 	}, s.listImages)

@@ -126,6 +126,34 @@ func (p *Pool) Watch(ctx context.Context, node v1.Node, from uint64, each func(v
 	}
 }
 
+// Export writes the root file system of an image that an edge has to w, as a tar.
+func (p *Pool) Export(ctx context.Context, node v1.Node, digest string, w io.Writer) error {
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return err
+	}
+	s, err := c.Open(ctx, "", "image.export", &msg.ImageRequest{Digest: digest})
+	if err != nil {
+		return answer(ctx, node, err)
+	}
+	defer s.Cancel()
+	for {
+		f, err := s.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			return answer(ctx, node, s.Result(&msg.Empty{}))
+		}
+		if err != nil {
+			return answer(ctx, node, err)
+		}
+		if f.IsMessage {
+			continue
+		}
+		if _, err := w.Write(f.Payload); err != nil {
+			return err
+		}
+	}
+}
+
 const importChunk = 256 << 10
 
 // Import sends an archive to an edge and returns the image that it made of it.

@@ -4,13 +4,17 @@
 package local
 
 import (
+	"bufio"
 	"context"
 	"io"
+	"os"
 	"time"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 	"dsec/internal/image"
+	"dsec/internal/image/export"
+	"dsec/internal/image/layer"
 	"dsec/internal/image/source"
 	"dsec/internal/image/store"
 )
@@ -51,6 +55,55 @@ func (i *Images) Import(ctx context.Context, archive io.Reader, format string, p
 		return v1.Image{}, err
 	}
 	return wire(img), nil
+}
+
+// exportChunk is what is written at once of an export.
+const exportChunk = 256 << 10
+
+// Export implements edge.Images.
+func (i *Images) Export(ctx context.Context, digest string, w io.Writer) error {
+	img, err := i.store.Get(digest)
+	if err != nil {
+		return err
+	}
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	open := func(path string) (*os.File, error) {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, errs.Wrap(errs.ImageCorrupt, "image.export", "open a blob of the image", err)
+		}
+		files = append(files, f)
+		return f, nil
+	}
+	var layers []*layer.Reader
+	for _, l := range img.Layers {
+		blobs := i.store.LayerFiles(l)
+		meta, err := open(blobs.Meta)
+		if err != nil {
+			return err
+		}
+		var data io.ReaderAt
+		if blobs.Data != "" {
+			if data, err = open(blobs.Data); err != nil {
+				return err
+			}
+		}
+		r, err := layer.NewReader(meta, l.MetaSize, data, l.DataSize)
+		if err != nil {
+			return err
+		}
+		layers = append(layers, r)
+	}
+	out := bufio.NewWriterSize(w, exportChunk)
+	if _, err := export.Tar(ctx, out, export.TarOptions{}, layers...); err != nil {
+		return err
+	}
+	return out.Flush()
 }
 
 // Delete implements edge.Images.

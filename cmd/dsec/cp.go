@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -32,6 +34,7 @@ func parsePlace(s string) place {
 func (a *app) cpCmd() *cobra.Command {
 	var o client.CopyOptions
 	var user string
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "cp SRC DST",
 		Short: "Copy files and directories into or out of a sandbox",
@@ -66,24 +69,44 @@ with a colon in its name is written with a directory before it: ./a:b.`,
 				return usagef("both ends are in sandboxes; copy to the local disk, or pipe: dsec cp A:/x - | dsec cp - B:/x")
 			case src.path == "" || dst.path == "":
 				return usagef("a path is empty")
+			case asJSON && dst.path == "-":
+				return usagef("--json cannot be used with -: stdout is the copy")
 			}
 			sb, err := a.sandbox(cmd.Context(), src.sandbox+dst.sandbox)
 			if err != nil {
 				return err
 			}
 			files := sb.Files().As(user)
+			done := copied{Sandbox: sb.ID(), Source: src.path, Destination: dst.path}
+			begin := time.Now()
 			if src.sandbox == "" {
-				return a.copyIn(cmd.Context(), files, src.path, dst.path, o)
+				err = a.copyIn(cmd.Context(), files, src.path, dst.path, o, &done.Bytes)
+			} else {
+				err = a.copyOut(cmd.Context(), files, src.path, dst.path, o, &done.Bytes)
 			}
-			return a.copyOut(cmd.Context(), files, src.path, dst.path, o)
+			if err != nil || !asJSON {
+				return err
+			}
+			done.DurationMS = float64(time.Since(begin).Microseconds()) / 1000
+			return a.jsonLine(done)
 		},
 	}
 	cmd.Flags().BoolVar(&o.KeepOwner, "owner", false, "keep owners, devices and extended attributes")
+	cmd.Flags().BoolVar(&asJSON, jsonFlag, false, "print what was copied as JSON: sandbox, source, destination, bytes, duration_ms")
 	cmd.Flags().StringVarP(&user, "user", "u", "", "act as this user inside the sandbox")
 	return cmd
 }
 
-func (a *app) copyIn(ctx context.Context, files client.Files, src, dst string, o client.CopyOptions) error {
+// copied is what cp --json prints. Bytes are those of a file, or of a directory's tar.
+type copied struct {
+	Sandbox     string  `json:"sandbox"`
+	Source      string  `json:"source"`
+	Destination string  `json:"destination"`
+	Bytes       int64   `json:"bytes"`
+	DurationMS  float64 `json:"duration_ms"`
+}
+
+func (a *app) copyIn(ctx context.Context, files client.Files, src, dst string, o client.CopyOptions, n *int64) error {
 	unpack := strings.HasSuffix(dst, "/")
 	if src == "-" && !unpack {
 		e, err := files.Stat(ctx, dst)
@@ -92,12 +115,13 @@ func (a *app) copyIn(ctx context.Context, files client.Files, src, dst string, o
 		}
 		unpack = err == nil && client.IsDir(e)
 	}
+	in := countReader{r: a.stdin, n: n}
 	if src == "-" && unpack {
-		_, _, err := files.UnpackFrom(ctx, dst, a.stdin, client.UnpackOptions{KeepOwner: o.KeepOwner, Parents: true})
+		_, _, err := files.UnpackFrom(ctx, dst, in, client.UnpackOptions{KeepOwner: o.KeepOwner, Parents: true})
 		return err
 	}
 	if src == "-" {
-		return files.WriteFrom(ctx, dst, a.stdin, client.WriteOptions{Parents: true})
+		return files.WriteFrom(ctx, dst, in, client.WriteOptions{Parents: true})
 	}
 	var total int64
 	if fi, err := os.Stat(src); err == nil && !fi.IsDir() {
@@ -105,11 +129,23 @@ func (a *app) copyIn(ctx context.Context, files client.Files, src, dst string, o
 	}
 	bar := a.progress("copy", total, true)
 	defer bar.end()
-	o.Progress = bar.set
+	o.Progress = func(done int64) { *n = done; bar.set(done) }
 	return files.CopyIn(ctx, src, dst, o)
 }
 
-func (a *app) copyOut(ctx context.Context, files client.Files, src, dst string, o client.CopyOptions) error {
+// countReader counts what passes.
+type countReader struct {
+	r io.Reader
+	n *int64
+}
+
+func (c countReader) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	*c.n += int64(n)
+	return n, err
+}
+
+func (a *app) copyOut(ctx context.Context, files client.Files, src, dst string, o client.CopyOptions, n *int64) error {
 	e, err := files.Stat(ctx, src)
 	if err != nil {
 		return err
@@ -133,7 +169,7 @@ func (a *app) copyOut(ctx context.Context, files client.Files, src, dst string, 
 	}
 	bar := a.progress("copy", total, true)
 	defer bar.end()
-	o.Progress = bar.set
+	o.Progress = func(done int64) { *n = done; bar.set(done) }
 	return files.CopyOut(ctx, src, dst, o)
 }
 

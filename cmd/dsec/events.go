@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -17,6 +18,7 @@ import (
 func (a *app) eventsCmd() *cobra.Command {
 	var o client.EventOptions
 	var labels []string
+	var since sinceValue
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "events",
@@ -31,13 +33,15 @@ it goes on), removed, or node. CAUSE says why a sandbox failed or is removed: re
 ttl (--ttl) or lease (--lease); in --json it is the sandbox's error, end_reason and
 oom_kills (in all).`,
 		Example: `  dsec events --follow
-  dsec events --from 1042 --json`,
+  dsec events --since 10m --label job=eval7
+  dsec events --from 1042 --json | jq 'select(.type == "removed")'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if o.Labels, err = keyValues("label", labels); err != nil {
 				return err
 			}
+			o.Since = since.before(time.Now())
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -72,7 +76,14 @@ oom_kills (in all).`,
 	}
 	f := cmd.Flags()
 	f.Uint64Var(&o.From, "from", 0, "revision to go on from (default: all that is known)")
-	f.BoolVarP(&o.Follow, "follow", "f", false, "wait for more")
+	f.Var(&since, "since", "only what happened since then: a time before now such as 10m, or a date 2026-01-02T15:04:05Z")
+	f.BoolVarP(&o.Follow, "follow", "f", false, "wait for more; also --watch")
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "watch" {
+			name = "follow"
+		}
+		return pflag.NormalizedName(name)
+	})
 	f.StringArrayVarP(&labels, "label", "l", nil, "only of sandboxes with this label, KEY=VALUE (repeatable)")
 	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	f.BoolVar(&asJSON, "json", false, "print each event as a line of JSON")

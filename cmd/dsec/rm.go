@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -12,18 +14,19 @@ import (
 
 func (a *app) rmCmd() *cobra.Command {
 	var labels []string
-	var all, yes, asJSON bool
+	var all, force, asJSON bool
 	cmd := &cobra.Command{
 		Use:     "rm [ID...]",
 		Aliases: []string{"delete"},
 		Short:   "Remove sandboxes",
-		Long: `Rm removes the named sandboxes, those with all given labels, or (--all --yes) every
-one, in whatever state, and prints each id once nothing of it is left. All are removed,
-also when an id cannot be printed. That no sandbox has the labels is no failure, but said
-on stderr.`,
+		Long: `Rm removes the named sandboxes, those with all given labels, or (--all) every one, in
+whatever state, and prints each id once nothing of it is left. --all asks before, on a
+terminal; elsewhere it needs --force. All are removed, also when an id cannot be printed.
+That no sandbox has the labels is no failure, but said on stderr.`,
 		Example: `  dsec rm saaaaaabbbbbcccccccccc
   dsec rm --label job=eval7
-  dsec rm --all --yes`,
+  dsec rm --all
+  dsec rm --all --force --json`,
 		ValidArgsFunction: a.completeSandboxes(-1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := keyValues("label", labels)
@@ -41,8 +44,8 @@ on stderr.`,
 				return usagef("name sandboxes, or select them with --label or --all")
 			case given > 1:
 				return usagef("use only one of ids, --label and --all")
-			case all && !yes:
-				return usagef("--all removes every sandbox; confirm with --yes")
+			case all && !force && !isTerminal(a.stdin):
+				return usagef("--all removes every sandbox, and asks only on a terminal; confirm with --force")
 			}
 			c, err := a.client()
 			if err != nil {
@@ -72,17 +75,28 @@ on stderr.`,
 					a.note("there are no sandboxes")
 					return nil
 				}
+				if !force && !a.confirm(fmt.Sprintf("remove %s?", count(len(req.IDs), "sandbox"))) {
+					return errors.New("nothing was removed")
+				}
 			}
 			return a.remove(cmd, c, req, unknown, asJSON)
 		},
 	}
 	f := cmd.Flags()
 	f.StringArrayVarP(&labels, "label", "l", nil, "remove those with this label, KEY=VALUE (repeatable: all must match)")
-	f.BoolVar(&all, "all", false, "remove every sandbox; needs --yes")
-	f.BoolVar(&yes, "yes", false, "confirm --all")
+	f.BoolVar(&all, "all", false, "remove every sandbox")
+	f.BoolVarP(&force, "force", "f", false, "do not ask")
 	f.BoolVar(&asJSON, "json", false, "print each outcome as a line of JSON")
 	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	return cmd
+}
+
+// confirm asks a question on the terminal; all but a yes means no.
+func (a *app) confirm(question string) bool {
+	fmt.Fprintf(a.stderr, "%s [y/N] ", question)
+	line, _ := bufio.NewReader(a.stdin).ReadString('\n') // a broken one is no yes
+	answer := strings.ToLower(strings.TrimSpace(line))
+	return answer == "y" || answer == "yes"
 }
 
 // removeNamed removes images or tokens one by one: each outcome is printed, and the first

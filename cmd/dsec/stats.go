@@ -96,7 +96,7 @@ func (s *stats) run(ctx context.Context, every time.Duration, watch bool) error 
 		// The first reading is only what the second is compared with.
 		if n > 0 || every == 0 {
 			if watch && n > 1 && isTerminal(s.stdout) {
-				fmt.Fprint(s.stdout, "\x1b[H\x1b[2J") // from the top of an empty screen
+				fmt.Fprint(s.stdout, clearScreen)
 			}
 			err := s.print(all, before)
 			if err != nil || !watch {

@@ -74,6 +74,46 @@ func (v *durationValue) Set(s string) error {
 	return nil
 }
 
+// sinceValue is a flag that names a moment: so long ago, or a date.
+type sinceValue struct {
+	ago time.Duration
+	at  time.Time
+}
+
+func (v *sinceValue) String() string {
+	switch {
+	case v.ago > 0:
+		return v.ago.String()
+	case !v.at.IsZero():
+		return v.at.Format(time.RFC3339)
+	}
+	return ""
+}
+
+func (v *sinceValue) Type() string { return "time" }
+
+func (v *sinceValue) Set(s string) error {
+	*v = sinceValue{}
+	for _, layout := range []string{time.RFC3339Nano, time.DateTime, time.DateOnly} {
+		if at, err := time.Parse(layout, s); err == nil {
+			v.at = at
+			return nil
+		}
+	}
+	if err := newDuration(&v.ago).Set(s); err != nil {
+		return usagef("%q is neither a time before now, such as 10m, nor a date, such as 2026-01-02T15:04:05Z (UTC unless it says so)", s)
+	}
+	return nil
+}
+
+// before is the moment, seen from now.
+func (v *sinceValue) before(now time.Time) time.Time {
+	if v.ago > 0 {
+		return now.Add(-v.ago)
+	}
+	return v.at
+}
+
 // cpuValue is a flag such as 2, 0.5 or 500m, in thousandths of a core.
 type cpuValue int64
 

@@ -480,7 +480,7 @@ func TestDownKeepThenUpAdopts(t *testing.T) {
 	if n := len(strings.Fields(b.Must(t, "ls", "-q"))); n != 5 {
 		t.Errorf("%d sandboxes of 5", n)
 	}
-	b.Must(t, "rm", "--all", "--yes")
+	b.Must(t, "rm", "--all", "--force")
 }
 
 func TestUpTwiceOnOneDataDirectory(t *testing.T) {

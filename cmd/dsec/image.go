@@ -16,7 +16,7 @@ import (
 func (a *app) imageCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "image", Short: "Import, build and look at images", Args: cobra.NoArgs, RunE: needVerb,
-		Example: "  dsec image import debian ./debian.tar\n  dsec image ls",
+		Example: "  dsec image import debian ./debian.tar\n  dsec image build debian -f images/debian-python/recipe.yaml\n  dsec image ls",
 	}
 	cmd.AddCommand(a.imageImportCmd(), a.imageBuildCmd(), a.imageExportCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd())
 	return cmd
@@ -150,7 +150,7 @@ func shortDigest(d string) string {
 func (a *app) imageInspectCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "inspect NAME", Short: "Show an image: layers, sizes, configuration", Example: "  dsec image inspect debian --json",
+		Use: "inspect NAME", Short: "Show an image: layers, sizes, configuration", Example: "  dsec image inspect debian\n  dsec image inspect --json debian | jq .config.env",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeImages(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()

@@ -579,6 +579,9 @@ func TestHelp(t *testing.T) {
 		if cmd.Short == "" || cmd.Example == "" {
 			t.Errorf("%s has no description or no example", cmd.CommandPath())
 		}
+		if n := strings.Count(strings.TrimRight(cmd.Example, "\n"), "\n"); n < 1 {
+			t.Errorf("%s has one example, want two or more", cmd.CommandPath())
+		}
 		var out bytes.Buffer
 		args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
 		b := &app{stdin: strings.NewReader(""), stdout: &out, stderr: io.Discard}

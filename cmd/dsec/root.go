@@ -48,6 +48,14 @@ func (a *app) root() *cobra.Command {
 'dsec up' starts a server on this machine and writes a context file, from which all
 other verbs know it. DSEC_URL and DSEC_TOKEN, or --url and --token, name another one.
 
+Environment:
+  DSEC_URL          the server: http://, https:// or unix:///path
+  DSEC_TOKEN        the token for it ('dsec token create', or DATA/root.token)
+  XDG_CONFIG_HOME   where dsec/context.json is, which 'dsec up' writes (default ~/.config)
+
+Flags go before the environment, and that before the context file, whose token is sent to
+no other server than its own.
+
 An ID may be cut short while it means one sandbox: write the beginning of an id, or of
 its last ten characters, since the ids of a node begin alike.
 

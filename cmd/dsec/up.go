@@ -221,8 +221,30 @@ func (a *app) printUp(f *upFlags, info up.Info, state string) error {
 	if f.json {
 		return a.jsonLine(info)
 	}
-	_, err := fmt.Fprintf(a.stdout, "dsec %s at %s (node %s, pid %d)\n", state, info.URL, info.Node, info.PID)
+	_, err := fmt.Fprintf(a.stdout, "dsec %s at %s (node %s, pid %d)\n%s", state, info.URL, info.Node, info.PID, a.whatNext(f, info))
 	return err
+}
+
+// whatNext tells whoever started a server what to do with it.
+func (a *app) whatNext(f *upFlags, info up.Info) string {
+	with, down := "", "dsec down"
+	if a.contextFile != "" {
+		with = " --context " + a.contextFile
+	}
+	if path, err := a.contextPath(); err == nil {
+		if _, err := client.LoadContext(path); err != nil {
+			with = " --url " + info.URL + " --token $(cat " + filepath.Join(f.opts.Data, "root.token") + ")"
+		}
+	}
+	if u := os.Getenv("DSEC_URL"); u != "" && u != info.URL && a.contextFile == "" {
+		return fmt.Sprintf("  next: DSEC_URL names another server, %s: unset it to use this one\n", u)
+	}
+	if with != "" {
+		down += " --data " + f.opts.Data
+	}
+	return fmt.Sprintf("  next: dsec%s image build NAME -f RECIPE   or: dsec%s image import NAME SRC\n"+
+		"        dsec%s run NAME -- COMMAND\n"+
+		"        %s   ends it and its sandboxes\n", with, with, with, down)
 }
 
 // startTime bounds the wait for a detached server.

@@ -36,7 +36,9 @@ func TestRelativePaths(t *testing.T) {
 		}
 		return string(out)
 	}
-	in(".", "up", "--detach", "--data", "data", "--listen", "unix:api.sock")
+	if out := in(".", "up", "--detach", "--data", "data", "--listen", "unix:api.sock"); !strings.Contains(out, "unix://"+dir+"/api.sock") || !strings.Contains(out, "next: dsec --context ") {
+		t.Errorf("up says %q", out)
+	}
 	defer in("recipe", "down", "--data", "../data")
 	in("tree", "ls")
 	in("tree", "image", "import", "relative-tree", ".")

@@ -86,7 +86,7 @@ func (a *app) follow(p *client.Process, r *result) error {
 	switch {
 	case err != nil:
 		return err
-	case x.Err != nil && x.StderrBytes == 0:
+	case x.Err != nil && (x.StderrBytes == 0 || r != nil): // else its stderr, which the user sees, says so
 		return commandError(x.Err)
 	}
 	return a.ended(x)

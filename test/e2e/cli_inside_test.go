@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"dsec/test/bed"
 )
@@ -256,6 +257,7 @@ func TestWait(t *testing.T) {
 	if err := one.Start(); err != nil {
 		t.Fatal(err)
 	}
+	time.Sleep(300 * time.Millisecond) // nothing shows that it waits; if it does not yet, less is checked
 	shared.MustIn(t, "", "cp", "-", id+":/tmp/go")
 	said, err := io.ReadAll(out)
 	if code := exitCode(all.Wait()); err != nil || code != 3 || string(said) != "one 3\ntwo 0\nthree 143\n" {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -214,5 +215,49 @@ func TestARefusedBodyIsAnsweredAndNotTheNextRequest(t *testing.T) {
 				t.Errorf("round %d, after %s: health %d", i, path, status)
 			}
 		}
+	}
+}
+
+// An export is the bytes that the edge sends; one that fails half-way cannot be taken for whole.
+func TestExport(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.do("POST", "/v1/images?name=team/tool:1", strings.NewReader("any bytes"))
+	digest := want[v1.Image](w, 200, "GET", "/v1/images/team/tool:1", nil).Digest
+	w.problem("image_not_found", "GET", "/v1/image-files?name=none", nil)
+	if p := w.problem("image_not_found", "GET", "/v1/image-files?name=team/tool:1", nil); p.Status != 404 {
+		t.Errorf("refused by the edge: %+v", p)
+	}
+	w.problem("missing_right", "GET", "/v1/image-files?name="+digest, nil, as(w.token(v1.RightRead)))
+	data := bytes.Repeat([]byte("tar"), 1<<20)
+	var half bool
+	w.edge.OnExport(func(ctx context.Context, s *aether.Stream, req *msg.ImageRequest) error {
+		if req.Digest != digest {
+			t.Errorf("asked for %s, want %s", req.Digest, digest)
+		}
+		for part := range slices.Chunk(data, 200<<10) {
+			if err := s.Send(ctx, aether.KindStdout, part); err != nil {
+				return err
+			}
+			if half {
+				return errs.New(errs.ImageCorrupt, "image.export", "a block is damaged")
+			}
+		}
+		return nil
+	})
+	for _, ref := range []string{"team/tool:1", digest} {
+		status, h, got := w.do("GET", "/v1/image-files?name="+ref, nil)
+		if status != 200 || h.Get("Content-Type") != "application/x-tar" || got != string(data) {
+			t.Errorf("of %s: %d, %d bytes, %v", ref, status, len(got), h)
+		}
+	}
+	half = true
+	resp, err := http.DefaultClient.Do(w.request(t.Context(), "GET", "/v1/image-files?name="+digest, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got, err := io.ReadAll(resp.Body); err == nil || len(got) >= len(data) {
+		t.Errorf("%d bytes of %d read as a whole: %v", len(got), len(data), err)
 	}
 }

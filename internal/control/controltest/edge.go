@@ -47,6 +47,7 @@ type Edge struct {
 	stop      context.CancelFunc
 	served    chan struct{}
 	onCreate  func(context.Context, *v1.EdgeCreate) error
+	onExport  func(context.Context, *aether.Stream, *msg.ImageRequest) error
 	onImport  func(context.Context, *aether.Stream, *msg.ImageImportRequest) (v1.Image, error)
 	sandboxes map[string]*v1.Sandbox
 	creating  map[string]chan struct{} // closed when the create is over
@@ -147,6 +148,7 @@ func (e *Edge) Serve() {
 			"sandbox.delete": aether.Unary(e.delete),
 			"edge.watch":     e.watch,
 			"image.import":   e.imageImport,
+			"image.export":   e.imageExport,
 			"image.delete":   aether.Unary(e.imageDelete),
 			"image.list":     aether.Unary(e.imageList),
 			"process.exec":   aether.Unary(e.exec),
@@ -191,6 +193,13 @@ func (e *Edge) OnImport(f func(context.Context, *aether.Stream, *msg.ImageImport
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.onImport = f
+}
+
+// OnExport says what an export sends; without it there is nothing to export.
+func (e *Edge) OnExport(f func(context.Context, *aether.Stream, *msg.ImageRequest) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.onExport = f
 }
 
 // Sandboxes returns what exists on the edge.

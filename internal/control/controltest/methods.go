@@ -221,6 +221,23 @@ func hashImport(ctx context.Context, s *aether.Stream, _ *msg.ImageImportRequest
 	return v1.Image{Digest: "sha256:" + hex.EncodeToString(h.Sum(nil)), Bytes: int64(total), CreatedAt: time.Now().UTC(), Layers: []v1.Layer{}}, nil
 }
 
+func (e *Edge) imageExport(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	var req msg.ImageRequest
+	if err := s.Parse(&req); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	f := e.onExport
+	e.mu.Unlock()
+	if f == nil {
+		return nil, errs.New(errs.ImageNotFound, "edge.image", "no image "+req.Digest)
+	}
+	if err := f(ctx, s, &req); err != nil {
+		return nil, err
+	}
+	return &msg.Empty{}, nil
+}
+
 func (e *Edge) imageDelete(_ context.Context, _ *aether.Stream, req *msg.ImageRequest) (*msg.Empty, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

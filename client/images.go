@@ -130,6 +130,25 @@ func (c *Client) ImportPath(ctx context.Context, name, path string, o ImportOpti
 	return img, err
 }
 
+// Export writes the files of an image, by name or digest, to w: its root file system as a
+// tar. What the image says about running programs is in its Config.
+func (c *Client) Export(ctx context.Context, name string, w io.Writer) error {
+	const path = "/v1/image-files"
+	resp, err := c.send(ctx, http.MethodGet, path, url.Values{"name": {name}}, nil, nil)
+	if err != nil {
+		return about("export image", name, err)
+	}
+	defer resp.Body.Close()
+	from := &source{r: resp.Body}
+	if _, err := io.CopyBuffer(struct{ io.Writer }{w}, from, make([]byte, streamBuffer)); err != nil {
+		if from.err != nil {
+			err = c.badAnswer(ctx, http.MethodGet, path, from.err)
+		}
+		return about("export image", name, err)
+	}
+	return nil
+}
+
 // Images returns the catalogue.
 func (c *Client) Images(ctx context.Context) ([]Image, error) {
 	var l v1.ImageList

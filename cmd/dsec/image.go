@@ -16,9 +16,9 @@ import (
 func (a *app) imageCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "image", Short: "Import, build and look at images", Args: cobra.NoArgs, RunE: needVerb,
-		Example: "  dsec image import debian ./debian.tar\n  dsec image ls",
+		Example: "  dsec image import debian ./debian.tar\n  dsec image build debian -f images/debian-python/recipe.yaml\n  dsec image ls",
 	}
-	cmd.AddCommand(a.imageImportCmd(), a.imageBuildCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd(),
+	cmd.AddCommand(a.imageImportCmd(), a.imageBuildCmd(), a.imageExportCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd(),
 		a.imageDuCmd(), a.imageWarmCmd(), a.imageEvictCmd(), a.imageGCCmd())
 	return cmd
 }
@@ -88,9 +88,9 @@ func (a *app) imported(img *client.Image, asJSON bool) error {
 }
 
 func (a *app) imageLsCmd() *cobra.Command {
-	var asJSON, quiet bool
+	var asJSON, quiet, wide bool
 	cmd := &cobra.Command{
-		Use: "ls", Aliases: []string{"list"}, Short: "List images", Example: "  dsec image ls\n  dsec image ls -q", Args: cobra.NoArgs,
+		Use: "ls", Aliases: []string{"list"}, Short: "List images", Example: "  dsec image ls\n  dsec image ls --wide\n  dsec image rm $(dsec image ls -q)", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -111,18 +111,27 @@ func (a *app) imageLsCmd() *cobra.Command {
 				}
 				return nil
 			}
+			head := []string{"NAME", "DIGEST", "SIZE", "AGE"}
+			if wide {
+				head = append(head, "FILES", "ON DISK", "LAYERS", "USER", "COMMAND")
+			}
 			rows := make([][]string, len(images))
 			for i, img := range images {
-				var stored int64
-				for _, l := range img.Layers {
-					stored += l.MetaBytes + l.DataBytes
+				rows[i] = []string{orDash(img.Name), shortDigest(img.Digest), size(img.Bytes), age(img.CreatedAt, time.Now())}
+				if wide {
+					var stored int64
+					for _, l := range img.Layers {
+						stored += l.MetaBytes + l.DataBytes
+					}
+					command := strings.Join(slices.Concat(img.Config.Entrypoint, img.Config.Cmd), " ")
+					rows[i] = append(rows[i], fmt.Sprint(img.Files), size(stored), fmt.Sprint(len(img.Layers)), orElse(img.Config.User, "root"), orDash(command))
 				}
-				rows[i] = []string{orDash(img.Name), shortDigest(img.Digest), fmt.Sprint(img.Files), size(img.Bytes), size(stored), age(img.CreatedAt, time.Now())}
 			}
-			return table(a.stdout, []string{"NAME", "DIGEST", "FILES", "SIZE", "STORED", "AGE"}, rows)
+			return table(a.stdout, head, rows)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&wide, "wide", false, "more columns: files, what is stored, layers, user, command")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
 	return cmd
 }
@@ -142,7 +151,7 @@ func shortDigest(d string) string {
 func (a *app) imageInspectCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "inspect NAME", Short: "Show an image: layers, sizes, configuration", Example: "  dsec image inspect debian --json",
+		Use: "inspect NAME", Short: "Show an image: layers, sizes, configuration", Example: "  dsec image inspect debian\n  dsec image inspect --json debian | jq .config.env",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeImages(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()

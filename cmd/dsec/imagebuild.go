@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsec/client"
+	"dsec/internal/image"
 	"dsec/internal/image/build"
 )
 
@@ -21,8 +22,9 @@ func (a *app) imageBuildCmd() *cobra.Command {
 		Long: `Builds the root file system that a recipe describes on this machine, as root, and
 imports it. A recipe is YAML with these fields; others are errors:
 
-  from      debian, busybox or scratch (nothing at all); building upon an image that was
-            imported comes later
+  from      debian (with a suite), busybox, scratch (nothing at all), or any image of
+            'dsec image ls', by name or digest, whose environment, user, workdir, cmd and
+            labels hold unless the recipe says otherwise
   suite     the release of debian, such as bookworm
   packages  of debian, a list: what to install besides the base
   steps     a list of things to do, in this order, each one of
@@ -37,8 +39,10 @@ imports it. A recipe is YAML with these fields; others are errors:
 
 images/ has examples; images/with-steps has steps. A recipe is trusted like a script that
 you run as root: its run steps are in no sandbox.`,
-		Example: "  dsec image build debian -f images/debian-python/recipe.yaml",
-		Args:    cobra.ExactArgs(1),
+		Example: `  dsec image build debian -f images/debian-python/recipe.yaml
+  printf 'from: debian\nsteps:\n  - run: apt-get install -y jq\n' > jq.yaml
+  dsec image build debian-jq -f jq.yaml`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if recipe == "" {
 				return usagef("-f RECIPE is missing")
@@ -56,6 +60,19 @@ you run as root: its run steps are in no sandbox.`,
 	return cmd
 }
 
+// baseImage is an image of the server's catalogue, for a recipe to build upon.
+func baseImage(ctx context.Context, c *client.Client, name string) (image.Config, func(io.Writer) error, error) {
+	img, err := c.Image(ctx, name)
+	if err != nil {
+		return image.Config{}, nil, err
+	}
+	config := image.Config{
+		Env: img.Config.Env, Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd, User: img.Config.User, WorkDir: img.Config.WorkDir, Labels: img.Config.Labels,
+	}
+	// By digest: the name may mean another one by now.
+	return config, func(w io.Writer) error { return c.Export(ctx, img.Digest, w) }, nil
+}
+
 // buildImage streams what the build makes into the import.
 func (a *app) buildImage(ctx context.Context, name string, r *build.Recipe, asJSON bool) error {
 	c, err := a.client()
@@ -68,9 +85,14 @@ func (a *app) buildImage(ctx context.Context, name string, r *build.Recipe, asJS
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	pr, pw := io.Pipe()
-	built := make(chan error, 1)
+	built, out := make(chan error, 1), a.aside()
 	go func() {
-		err := build.Archive(ctx, r, pw, build.Options{Progress: func(line string) { fmt.Fprintf(a.stderr, "build %s: %s\n", name, line) }})
+		err := build.Archive(ctx, r, pw, build.Options{
+			Image: func(ctx context.Context, name string) (image.Config, func(io.Writer) error, error) {
+				return baseImage(ctx, c, name)
+			},
+			Progress: func(line string) { fmt.Fprintf(out, "build %s: %s\n", name, line) },
+		})
 		pw.CloseWithError(err)
 		built <- err
 	}()

@@ -54,6 +54,7 @@ func (e *Edge) handlers() map[string]aether.Handler {
 		"edge.watch":     control(e.serveWatch),
 		"edge.audit":     control(aether.Unary(e.serveAudit)),
 		"image.import":   control(e.serveImport),
+		"image.export":   control(e.serveExport),
 		"image.delete":   control(aether.Unary(e.serveImageDelete)),
 		"image.list":     control(aether.Unary(e.serveImageList)),
 		"image.roots":    control(aether.Unary(e.serveImageRoots)),
@@ -312,6 +313,21 @@ func (e *Edge) serveImport(ctx context.Context, s *aether.Stream) (aether.Messag
 	return document(img)
 }
 
+func (e *Edge) serveExport(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	var doc msg.Document
+	var img v1.Image
+	if err := s.Parse(&doc); err != nil {
+		return nil, err
+	}
+	if err := decode(&doc, &img); err != nil {
+		return nil, err
+	}
+	if err := e.cfg.Images.Export(ctx, &img, &streamWriter{ctx: ctx, s: s}); err != nil {
+		return nil, err
+	}
+	return &msg.Empty{}, nil
+}
+
 func (e *Edge) serveImageDelete(ctx context.Context, _ *aether.Stream, r *msg.ImageRequest) (*msg.Empty, error) {
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
@@ -356,3 +372,16 @@ func (r *streamReader) Read(p []byte) (int, error) {
 }
 
 var _ io.Reader = (*streamReader)(nil)
+
+// streamWriter sends bytes as a stream's data.
+type streamWriter struct {
+	ctx context.Context
+	s   *aether.Stream
+}
+
+func (w *streamWriter) Write(p []byte) (int, error) {
+	if err := w.s.Send(w.ctx, aether.KindStdout, p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}

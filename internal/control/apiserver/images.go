@@ -12,6 +12,7 @@ import (
 	"dsec/aether/msg"
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
+	"dsec/internal/control/watcher"
 )
 
 const catalogTime = 10 * time.Second // to write one catalogue entry
@@ -43,6 +44,11 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 	if err := checkImageName(in.Name); err != nil {
 		return err
 	}
+	done, err := s.imports.begin(ctx, s.drain.Done())
+	if err != nil {
+		return err
+	}
+	defer done()
 	node, err := s.importNode()
 	if err != nil {
 		return err
@@ -54,7 +60,7 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 		return errs.Wrap(errs.InternalError, "image.import", "stream both ways", err)
 	}
 	req.Header().Set("Connection", "close") // the body may not be read to its end
-	body := startUpload(hr.Body)
+	body := startUpload(hr.Body, s.cfg.UploadTimeout)
 	defer body.finish(out.rc, hr.Body)
 	ask := &msg.ImageImportRequest{Name: in.Name, Format: in.Format, Size: uint64(max(0, hr.ContentLength))}
 	image, err := s.cfg.Edges.Import(ctx, node, ask, body.r, body.interrupt, func(p *msg.ImageProgress) error {
@@ -131,6 +137,56 @@ func (s *Server) imageUnused(digest string) error {
 		told += fmt.Sprintf(" and %d more", n-len(users))
 	}
 	return errs.New(errs.ImageInUse, "image.delete", "sandboxes use the image: "+told).With("sandboxes", told)
+}
+
+type exportInput struct {
+	Name string `query:"name" required:"true" minLength:"1" maxLength:"255" doc:"Name or digest of the image." example:"debian:12"`
+}
+
+// exportImage streams the files of an image from an edge.
+func (s *Server) exportImage(ctx context.Context, req *request, _ *http.Request, in *exportInput) error {
+	img, err := s.catalog.resolve(in.Name)
+	if err != nil {
+		return err
+	}
+	failed := error(errs.New(errs.NoNode, "image.export", "no edge is ready").After(time.Second))
+	out := s.newLines(req, "application/x-tar")
+	defer out.end()
+	loads := s.cfg.Registry.Loads()
+	slices.SortStableFunc(loads, func(a, b watcher.NodeLoad) int { // those that have some of it first
+		_, has := a.Images[img.Digest]
+		_, other := b.Images[img.Digest]
+		switch {
+		case has && !other:
+			return -1
+		case other && !has:
+			return 1
+		}
+		return 0
+	})
+	for _, l := range loads {
+		if !l.Node.Ready {
+			continue
+		}
+		if failed = s.cfg.Edges.Export(ctx, *l.Node, &img, (*rawWriter)(out)); failed == nil {
+			return nil
+		}
+		if req.status != 0 { // the client has some of it: only a broken answer says that there is no more
+			s.cfg.Log.Warn("an export broke off", "request", req.id, "image", img.Digest, "err", failed)
+			panic(http.ErrAbortHandler)
+		}
+	}
+	return failed
+}
+
+// rawWriter writes bytes where lines would go.
+type rawWriter lines
+
+func (w *rawWriter) Write(p []byte) (int, error) {
+	if err := (*lines)(w).raw(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 type imageListOutput struct{ Body v1.ImageList }

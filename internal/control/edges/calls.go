@@ -126,6 +126,38 @@ func (p *Pool) Watch(ctx context.Context, node v1.Node, from uint64, each func(v
 	}
 }
 
+// Export writes the root file system of an image that an edge has to w, as a tar.
+func (p *Pool) Export(ctx context.Context, node v1.Node, img *v1.Image, w io.Writer) error {
+	req, err := encode("image.export", img)
+	if err != nil {
+		return err
+	}
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return err
+	}
+	s, err := c.Open(ctx, "", "image.export", req)
+	if err != nil {
+		return answer(ctx, node, err)
+	}
+	defer s.Cancel()
+	for {
+		f, err := s.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			return answer(ctx, node, s.Result(&msg.Empty{}))
+		}
+		if err != nil {
+			return answer(ctx, node, err)
+		}
+		if f.IsMessage {
+			continue
+		}
+		if _, err := w.Write(f.Payload); err != nil {
+			return err
+		}
+	}
+}
+
 const importChunk = 256 << 10
 
 // Import sends an archive to an edge and returns the image that it made of it.
@@ -176,6 +208,10 @@ func sendAll(ctx context.Context, s *aether.Stream, body io.Reader) error {
 			return nil
 		}
 		if err != nil {
+			var e *errs.Error // of who watches the upload
+			if errors.As(err, &e) {
+				return e
+			}
 			return errs.New(errs.ConnectionLost, "image.import", "the archive broke off").Because(err)
 		}
 	}

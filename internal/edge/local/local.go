@@ -4,15 +4,19 @@
 package local
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io"
+	"os"
 	"slices"
 	"time"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 	"dsec/internal/image"
+	"dsec/internal/image/export"
+	"dsec/internal/image/layer"
 	"dsec/internal/image/source"
 	"dsec/internal/image/store"
 	"dsec/internal/image/trace"
@@ -54,6 +58,59 @@ func (i *Images) Import(ctx context.Context, archive io.Reader, format string, p
 		return v1.Image{}, err
 	}
 	return wire(img), nil
+}
+
+// exportChunk is what is written at once of an export.
+const exportChunk = 256 << 10
+
+// Export implements edge.Images.
+func (i *Images) Export(ctx context.Context, img *v1.Image, w io.Writer) error {
+	var files []*os.File
+	var releases []func()
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+		for _, r := range releases {
+			r()
+		}
+	}()
+	open := func(path string) (*os.File, error) {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, errs.Wrap(errs.ImageCorrupt, "image.export", "open a blob of the image", err)
+		}
+		files = append(files, f)
+		return f, nil
+	}
+	var readers []*layer.Reader
+	for _, l := range layers(img) {
+		blobs, release, err := i.store.Use(ctx, l)
+		if err != nil {
+			return err
+		}
+		releases = append(releases, release)
+		meta, err := open(blobs.Meta)
+		if err != nil {
+			return err
+		}
+		var data io.ReaderAt
+		if blobs.Data != "" {
+			if data, err = open(blobs.Data); err != nil {
+				return err
+			}
+		}
+		r, err := layer.NewReader(meta, l.MetaSize, data, l.DataSize)
+		if err != nil {
+			return err
+		}
+		readers = append(readers, r)
+	}
+	out := bufio.NewWriterSize(w, exportChunk)
+	if _, err := export.Tar(ctx, out, export.TarOptions{}, readers...); err != nil {
+		return err
+	}
+	return out.Flush()
 }
 
 // Delete implements edge.Images.

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -39,10 +40,26 @@ type Usage struct {
 type Hierarchy struct {
 	v2   bool
 	dirs map[string]string // controller → parent directory; v2: one entry "unified"
+
+	sockets, swap bool // whether the kernel can limit these
 }
 
 // v1Controllers are those a group is made in. cpuacct may share the mount of cpu.
 var v1Controllers = []string{"memory", "cpu", "cpuacct", "pids"}
+
+// socketLimit is of the buffers of TCP and UDP sockets, which v1 counts apart from other memory and
+// only in groups in which this was ever written. A group may have a socketPart-th of its memory
+// limit for them beyond that.
+const (
+	socketLimit = "memory.kmem.tcp.limit_in_bytes"
+	socketPart  = 4
+)
+
+// A memory limit alone says nothing of swap: what a group has too much would fill that of the machine.
+const (
+	swapLimitV1 = "memory.memsw.limit_in_bytes"
+	swapLimitV2 = "memory.swap.max"
+)
 
 // cpuPeriod of the CPU quota, the kernel's default.
 const cpuPeriod = 100_000 // microseconds
@@ -62,11 +79,15 @@ func Open(file, root, self, name string) (*Hierarchy, error) {
 			usable = usable && err == nil
 		}
 		if usable {
-			return &Hierarchy{v2: saved.V2, dirs: saved.Dirs}, nil
+			h := &Hierarchy{v2: saved.V2, dirs: saved.Dirs}
+			return h, h.prepare()
 		}
 	}
 	h, err := Detect(root, self, name)
 	if err != nil {
+		return nil, err
+	}
+	if err := h.prepare(); err != nil {
 		return nil, err
 	}
 	saved.V2, saved.Dirs = h.v2, h.dirs
@@ -221,6 +242,49 @@ func (h *Hierarchy) dir(controller string) string {
 	return h.dirs["cpu"]
 }
 
+// prepare sets what holds for all groups together, and looks at what the kernel has.
+func (h *Hierarchy) prepare() error {
+	has := func(file string) bool {
+		_, err := os.Stat(filepath.Join(h.dir("memory"), file))
+		return err == nil
+	}
+	cpus := int64(runtime.NumCPU())
+	if h.v2 {
+		h.swap = has(swapLimitV2)
+		return write(filepath.Join(h.dir("cpu"), "cpu.weight"), itoa(min(weightPerCPU*cpus, maxWeight)))
+	}
+	h.swap, h.sockets = has(swapLimitV1), has(socketLimit)
+	if h.sockets {
+		// No limit, but the kernel patches itself when the first group counts and when the last one
+		// that does is gone: this one is there always.
+		if err := write(filepath.Join(h.dir("memory"), socketLimit), "-1"); err != nil {
+			return err
+		}
+	}
+	return write(filepath.Join(h.dir("cpu"), "cpu.shares"), itoa(sharesPerCPU*cpus))
+}
+
+// The weight of all groups together against what else runs on the machine, where each thread outside of
+// any group counts as a group with 1024 shares (v1) or a weight of 100 (v2). On a processor
+// that sandboxes keep busy, one thread of the node gets a third, and they get two.
+const (
+	sharesPerCPU = 2048
+	weightPerCPU = 200
+	maxWeight    = 10000 // the kernel's
+)
+
+func write(path, value string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, []byte(value)); err != nil {
+		return fmt.Errorf("write %q to %s: %w", value, path, err)
+	}
+	return nil
+}
+
 // Create makes group name with its limits. It is idempotent.
 func (h *Hierarchy) Create(name string, l Limits) error {
 	for _, dir := range h.dirs {
@@ -229,16 +293,7 @@ func (h *Hierarchy) Create(name string, l Limits) error {
 		}
 	}
 	set := func(controller, file, value string) error {
-		path := filepath.Join(h.dir(controller), name, file)
-		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("open %s: %w", path, err)
-		}
-		defer unix.Close(fd)
-		if _, err := unix.Write(fd, []byte(value)); err != nil {
-			return fmt.Errorf("write %q to %s: %w", value, path, err)
-		}
-		return nil
+		return write(filepath.Join(h.dir(controller), name, file), value)
 	}
 	var errs []error
 	if l.MemoryBytes > 0 {
@@ -246,6 +301,16 @@ func (h *Hierarchy) Create(name string, l Limits) error {
 			errs = append(errs, set("memory", "memory.max", itoa(l.MemoryBytes)))
 		} else {
 			errs = append(errs, set("memory", "memory.limit_in_bytes", itoa(l.MemoryBytes)))
+			if h.sockets {
+				errs = append(errs, set("memory", socketLimit, itoa(l.MemoryBytes/socketPart)))
+			}
+		}
+		if h.swap { // none; v1 limits the sum
+			if h.v2 {
+				errs = append(errs, set("memory", swapLimitV2, "0"))
+			} else {
+				errs = append(errs, set("memory", swapLimitV1, itoa(l.MemoryBytes)))
+			}
 		}
 	}
 	if l.CPUMillis > 0 {

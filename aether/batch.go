@@ -101,6 +101,13 @@ func (r *batchRun) do(ctx context.Context, op *msg.BatchOp) *msg.End {
 	}
 	up, target, err := r.server.route(ctx, r.stream.principal, open)
 	if err == nil && up != nil {
+		// A stream of its own at the next hop, so it counts as one here too.
+		if q := r.stream.c.quota; q != nil {
+			if err := q.Take(); err != nil {
+				return &msg.End{Error: ToStatus(err)}
+			}
+			defer q.Release()
+		}
 		end := new(msg.End)
 		if err := up.Call(ctx, target, op.Method, rawMessage(op.Body), (*rawBody)(end)); err != nil {
 			return &msg.End{Error: ToStatus(err)}

@@ -43,6 +43,7 @@ type Conn struct {
 	ctx       context.Context // ends with the connection; parent of the handlers'
 	cancel    context.CancelFunc
 	principal any
+	quota     Quota // server; nil: no bound
 	hello     *msg.Hello
 	welcome   *msg.Welcome
 
@@ -105,6 +106,10 @@ func (c *Conn) Close() error {
 	c.end(nil)
 	return nil
 }
+
+// Fail is Close with a reason: every stream that the connection's end cuts off ends with
+// err, whose code travels to where a relayed one came from.
+func (c *Conn) Fail(err error) { c.end(errs.Of(err)) }
 
 // lost returns the error of a stream that ended with its connection.
 func (c *Conn) lost() *errs.Error {
@@ -301,6 +306,9 @@ func (c *Conn) remove(s *Stream) bool {
 
 // release takes a stream or a handler off the count and ends a drained connection.
 func (c *Conn) release() {
+	if c.quota != nil {
+		c.quota.Release()
+	}
 	if c.active.Add(-1) > 0 {
 		return
 	}
@@ -372,11 +380,12 @@ func (c *Conn) end(e *errs.Error) {
 	if c.cancel != nil {
 		c.cancel()
 	}
+	// First of all: who learns from a stream that it is lost must not take it for usable.
+	close(c.done)
 	slices.SortFunc(streams, func(a, b *Stream) int { return int(int64(a.id) - int64(b.id)) })
 	for _, s := range streams {
 		s.connLost()
 	}
-	close(c.done)
 }
 
 // startKeepAlive pings a silent peer every period and ends the connection of a dead one.

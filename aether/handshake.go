@@ -97,6 +97,9 @@ func (c *Conn) welcomeClient(ctx context.Context) error {
 			return errs.Of(errs.Wrap(errs.BadToken, "aether.auth", "the token was refused", err))
 		}
 	}
+	if cfg.Quota != nil {
+		c.quota = cfg.Quota(c.principal)
+	}
 	hello.Token = ""
 	c.hello = hello
 	c.sendWindow = int(hello.InitialCredit)

@@ -180,17 +180,22 @@ func (s *Stream) handleData(h *header, payload []byte) error {
 }
 
 func (s *Stream) handleCredit(h *header, payload []byte) error {
-	n := binary.BigEndian.Uint32(payload)
-	peer, ok := s.addCredit(int64(n))
+	n := int64(binary.BigEndian.Uint32(payload))
+	peer, ok := s.addCredit(n)
+	if peer != nil {
+		// The credit of a relayed stream is what the other end may still send: that half
+		// counts down with each frame, this one never sends by itself.
+		peer.mu.Lock()
+		peer.balance += n
+		ok = peer.balance <= maxCredit
+		peer.mu.Unlock()
+	}
 	if n == 0 || !ok {
 		return broken("CREDIT of %d on stream %d", n, h.stream)
 	}
 	if peer == nil {
 		return nil
 	}
-	peer.mu.Lock()
-	peer.balance += int64(n)
-	peer.mu.Unlock()
 	return s.c.forward(peer, typeCredit, 0, payload)
 }
 

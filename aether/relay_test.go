@@ -2,6 +2,7 @@ package aether
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"sync/atomic"
@@ -391,6 +392,85 @@ func TestRelayBatch(t *testing.T) {
 	if whole.Load() != 2 {
 		t.Errorf("Route saw %d batches", whole.Load())
 	}
+}
+
+// The credit that a relay has seen granted over the life of a stream is more than what
+// one stream may hold; what counts is the balance, which frames use up.
+func TestRelayCreditDoesNotPileUp(t *testing.T) {
+	t.Parallel()
+	const most = maxCredit - DefaultWindow // with the initial window, all that may be granted
+	t.Run("to the client", func(t *testing.T) {
+		t.Parallel()
+		up, _ := startPair(t, ServerConfig{}, ClientConfig{})
+		p := rawClient(t, ServerConfig{Route: to(up)})
+		p.write(openFrame(1, flagFin, "source", (&msg.ReadRequest{Length: 4 << 20}).AppendWire(nil)))
+		p.write(creditFrame(1, 1, most))
+		seq, got := uint32(2), 0
+		for {
+			h, payload, err := p.read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch h.typ {
+			case typeData:
+				got += len(payload)
+				p.write(creditFrame(1, seq, uint32(h.cost()))) // what was taken is granted again
+				seq++
+				continue
+			case typeCredit:
+				continue
+			case typeEnd:
+				if got != 4<<20 {
+					t.Fatalf("%d bytes", got)
+				}
+			default:
+				t.Fatalf("%s after %d bytes", h.typ, got)
+			}
+			break
+		}
+		if err := up.Call(t.Context(), "", "echo", nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("to the server", func(t *testing.T) {
+		t.Parallel()
+		up, far := rawServer(t, ClientConfig{})
+		p := rawClient(t, ServerConfig{Route: to(up)})
+		p.write(openFrame(1, 0, "sink", nil))
+		far.expect(typeOpen)
+		far.write(creditFrame(1, 0, most))
+		p.expect(typeCredit)
+		for i := range uint32(8) {
+			p.write(rawFrame(typeData, 0, 1, 1+i, make([]byte, MaxPayload)))
+			h, _ := far.expect(typeData)
+			far.write(creditFrame(1, 1+i, uint32(h.cost())))
+			p.expect(typeCredit)
+		}
+		far.write(endFrame(1, 9, &msg.End{}))
+		p.expect(typeEnd)
+	})
+	// Who grants more than a stream may hold is cut off, and nobody else.
+	t.Run("too much", func(t *testing.T) {
+		t.Parallel()
+		up, far := rawServer(t, ClientConfig{})
+		p := rawClient(t, ServerConfig{Route: to(up)})
+		p.write(openFrame(1, 0, "sink", nil))
+		far.expect(typeOpen)
+		p.write(creditFrame(1, 1, most))
+		far.expect(typeCredit)
+		p.write(creditFrame(1, 2, 1))
+		if err := p.expectGoAway(); !errors.Is(err, errs.ProtocolError) {
+			t.Fatal(err)
+		}
+		far.expect(typeCancel)
+		if up.Err() != nil {
+			t.Fatal(up.Err())
+		}
+	})
+}
+
+func creditFrame(stream uint64, seq, n uint32) []byte {
+	return rawFrame(typeCredit, 0, stream, seq, binary.BigEndian.AppendUint32(nil, n))
 }
 
 func BenchmarkRelayCall(b *testing.B) {

@@ -121,13 +121,17 @@ func (s *Stream) takeCredit(ctx context.Context, n int) error {
 	}
 }
 
-// addCredit reports false if the peer grants more than maxCredit. It also returns the
-// other half of a relayed stream, to which the credit must then be passed on: read in the
+// addCredit reports false if the peer grants more than maxCredit. On a relayed stream it
+// counts nothing and returns the other half, to which the credit belongs: decided in the
 // same critical section, so that a splice at this moment counts the credit once.
 func (s *Stream) addCredit(n int64) (peer *Stream, ok bool) {
 	s.mu.Lock()
+	if s.peer != nil {
+		defer s.mu.Unlock()
+		return s.peer, true
+	}
 	s.credit += n
-	peer, ok = s.peer, s.credit <= maxCredit
+	ok = s.credit <= maxCredit
 	funded := s.funded
 	if s.credit > 0 {
 		s.funded = nil
@@ -138,7 +142,7 @@ func (s *Stream) addCredit(n int64) (peer *Stream, ok bool) {
 	if funded != nil {
 		close(funded)
 	}
-	return peer, ok
+	return nil, ok
 }
 
 // CloseSend tells the server that no more data comes.

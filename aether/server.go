@@ -30,6 +30,10 @@ type ServerConfig struct {
 	// goroutine of its own and may wait (for a sandbox to resume, say) until ctx ends.
 	Route func(ctx context.Context, principal any, open *msg.Open) (up *Conn, target string, err error)
 
+	// Quota bounds the operations that one principal has open over all its connections;
+	// nil, or a nil result: no bound but MaxStreams.
+	Quota func(principal any) Quota
+
 	Node         string
 	Generation   uint64
 	Capabilities []string
@@ -41,6 +45,15 @@ type ServerConfig struct {
 
 	// Log is told of panics in handlers and of connections that ended with an error.
 	Log func(event string, err error)
+}
+
+// Quota counts open operations. Its methods are called by the goroutines that read
+// connections and must not wait.
+type Quota interface {
+	// Take counts one operation in, or says why it may not begin.
+	Take() error
+	// Release counts one out.
+	Release()
 }
 
 // Server serves connections.
@@ -238,6 +251,9 @@ func (c *Conn) handleOpen(h *header, payload []byte) error {
 	refused := draining
 	if refused == nil && n >= int64(c.maxStreams) {
 		refused = tooManyStreams(c.maxStreams)
+	}
+	if refused == nil && c.quota != nil {
+		refused = errs.Of(c.quota.Take())
 	}
 	if refused == nil {
 		c.streams[s.id] = s

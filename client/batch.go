@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"dsec/aether"
 	"dsec/aether/msg"
@@ -12,10 +13,23 @@ import (
 // Batch carries many operations, on any sandboxes, in one round trip and under one
 // deadline. Build it, Do it once, then read the Pending results.
 type Batch struct {
+	// Timeout bounds Do, as does the deadline of its context. 0: ten minutes for each
+	// operation, or a command's own timeout where it has one, shared by those that run
+	// at once, and an hour at most.
+	Timeout time.Duration
+
 	c    *Client
 	req  msg.Batch
 	take []func(*msg.End)
+	sum  time.Duration // of the operations' times
+	most time.Duration // the longest of them
 }
+
+const (
+	batchOpTime  = 10 * time.Minute // for an operation that has no time limit
+	maxBatchTime = time.Hour
+	batchAtOnce  = 64 // operations of a batch that a server does at a time, at most
+)
 
 // Batch starts a batch. parallel operations run at once (0 or 1: in order); with
 // stopOnError those after a failure are not done.
@@ -35,12 +49,14 @@ func (p *Pending[T]) Get() (T, error) { return p.val, p.err }
 // Exec adds a command, as [Sandbox.Exec].
 func (b *Batch) Exec(s *Sandbox, cmd Cmd, opts ...ExecOption) *Pending[*Result] {
 	m := new(msg.ExecResult)
+	b.allow(cmd.Timeout)
 	return add(b, s, "process.exec", execRequest(cmd, opts), m, func() *Result { return resultOf(m) })
 }
 
 // ReadFile adds the reading of a file of at most 1 MiB.
 func (b *Batch) ReadFile(s *Sandbox, path string) *Pending[[]byte] {
 	m := new(msg.FileContent)
+	b.allow(0)
 	return add(b, s, "file.get", &msg.ReadRequest{Path: path}, m, func() []byte { return m.Data })
 }
 
@@ -49,12 +65,14 @@ func (b *Batch) WriteFile(s *Sandbox, path string, data []byte, o WriteOptions) 
 	m := new(msg.WriteResult)
 	req := s.Files().write(path, o)
 	req.Data = data
+	b.allow(0)
 	return add(b, s, "file.put", req, m, func() *Entry { return m.Entry })
 }
 
 // Stat adds a stat.
 func (b *Batch) Stat(s *Sandbox, path string) *Pending[*Entry] {
 	m := new(Entry)
+	b.allow(0)
 	return add(b, s, "file.stat", &msg.PathRequest{Path: path}, m, func() *Entry { return m })
 }
 
@@ -62,7 +80,27 @@ func (b *Batch) Stat(s *Sandbox, path string) *Pending[*Entry] {
 func (b *Batch) SessionExec(s *Session, cmd SessionCommand) *Pending[*SessionResult] {
 	m := new(msg.SessionResult)
 	req := &msg.SessionRunRequest{Id: s.info.Id, Command: cmd.Line, TimeoutMs: millis(cmd.Timeout), MaxOutput: cmd.MaxOutput}
+	b.allow(cmd.Timeout)
 	return add(b, s.sb, "session.exec", req, m, func() *SessionResult { return sessionResult(m) })
+}
+
+// allow counts the time that one more operation may take.
+func (b *Batch) allow(limit time.Duration) {
+	if limit <= 0 {
+		limit = batchOpTime
+	}
+	limit = min(limit, maxBatchTime)
+	b.sum, b.most = min(b.sum+limit, batchAtOnce*maxBatchTime), max(b.most, limit)
+}
+
+// timeout is how long Do may take.
+func (b *Batch) timeout() time.Duration {
+	if b.Timeout > 0 {
+		return b.Timeout
+	}
+	// With several at once, the longest may be the last to begin.
+	atOnce := time.Duration(min(max(b.req.Parallel, 1), batchAtOnce))
+	return min(min(b.sum, b.sum/atOnce+b.most)+guestGrace, maxBatchTime)
 }
 
 func add[T any](b *Batch, s *Sandbox, method string, req, resp aether.Message, val func() T) *Pending[T] {
@@ -81,12 +119,15 @@ func add[T any](b *Batch, s *Sandbox, method string, req, resp aether.Message, v
 	return p
 }
 
-// Do sends the batch. Its error is the batch's own; those of operations are in their
-// Pending results.
+// Do sends the batch and waits for all results until ctx or the batch's timeout ends it,
+// which ends what still runs. Its error is the batch's own; those of operations are in
+// their Pending results.
 func (b *Batch) Do(ctx context.Context) error {
 	if len(b.req.Ops) == 0 {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, b.timeout())
+	defer cancel()
 	conn, err := b.c.conns[0].get(ctx, b.c)
 	if err != nil {
 		return err

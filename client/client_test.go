@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -435,5 +436,22 @@ func TestURLNamesTheSocket(t *testing.T) {
 	}
 	if _, err := c.Health(t.Context()); !errors.Is(err, errs.ServerUnreachable) || !strings.Contains(err.Error(), "no answer from "+url) {
 		t.Errorf("%v", err)
+	}
+}
+
+// A key that no server would take is refused before anything is sent.
+func TestInvalidIdempotencyKeyIsNotSent(t *testing.T) {
+	t.Parallel()
+	s, c := connect(t)
+	var sent atomic.Bool
+	s.Before("POST /v1/sandboxes", func() { sent.Store(true) })
+	for _, key := range []string{"", "two words", "line\nbreak", "\u00e9", "\x00", strings.Repeat("k", 256)} {
+		_, err := c.Create(t.Context(), client.Spec{Image: "busybox"}, client.IdempotencyKey(key))
+		if e := client.ErrorOf(err); e.Code != errs.BadRequest || e.Retryable || !strings.Contains(e.Message, "1 to 255 visible ASCII") || sent.Load() {
+			t.Errorf("key %q: %v, sent: %v", key, err, sent.Load())
+		}
+	}
+	if _, err := c.Create(t.Context(), client.Spec{Image: "busybox"}, client.IdempotencyKey(strings.Repeat("k", 255))); err != nil || !sent.Load() {
+		t.Errorf("a key of 255 characters: %v, sent: %v", err, sent.Load())
 	}
 }

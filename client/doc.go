@@ -6,9 +6,25 @@
 //	defer sb.Delete(ctx)
 //	res, err := sb.Run(ctx, "python3", "-c", "print(6*7)")
 //
-// A [Client] is safe for any number of goroutines; they share its connections. Start
-// reading at client.go, then sandbox.go for the management calls and handle.go for the
-// data plane ([Sandbox.Exec], [Sandbox.Start], [Sandbox.OpenSession], [Sandbox.ReadFile]).
+// A [Client] is safe for any number of goroutines; they share its connections. What there
+// is, with examples of each:
+//
+//   - sandboxes: [Client.Create], [Client.CreateMany], [Client.All], [Client.Resolve],
+//     [Client.Get], [Client.Stats], [Sandbox.Delete], [Client.DeleteMany]
+//   - commands: [Sandbox.Run] and [Sandbox.Exec] for their output at the end,
+//     [Sandbox.Start] for streams, stdin, terminals and signals
+//   - in the background: [Sandbox.StartDetached], [Sandbox.Attach], [Sandbox.Wait],
+//     [Sandbox.Processes], [Sandbox.Kill]
+//   - shells that keep their state: [Sandbox.OpenSession], [Session.Sh], [Session.Run]
+//   - files: [Sandbox.ReadFile], [Sandbox.WriteFile], [Sandbox.Files] with copies of whole
+//     trees both ways ([Files.CopyIn], [Files.CopyOut])
+//   - ports: [Sandbox.Ports], [Sandbox.Dial], [Sandbox.Forward]
+//   - many operations in one round trip: [Client.Batch]
+//   - images: [Client.Import], [Client.ImportPath], [Client.Export], [Client.Images]
+//   - what happens: [Client.Events]; who may: [Client.CreateToken]; where: [Client.Nodes]
+//
+// Start reading at client.go, then sandbox.go for the management calls and handle.go for
+// the data plane.
 //
 // A sandbox stays when the program that made it dies, unless it was made with Spec.Lease,
 // which [Sandbox.KeepAlive], in a goroutine of its own, renews.

@@ -42,7 +42,7 @@ func ErrorOf(err error) *Error { return errs.Of(err) }
 // about says what was tried on what, unless err does so itself.
 func about(action, what string, err error) error {
 	var e *errs.Error
-	if errors.As(err, &e) && (strings.Contains(e.Message, strconv.Quote(what)) || strings.HasSuffix(e.Message, " "+what)) {
+	if errors.As(err, &e) && (strings.Contains(e.Message, strconv.Quote(what)) || strings.Contains(e.Message+" ", " "+what+" ")) {
 		return err
 	}
 	return fmt.Errorf("%s %s: %w", action, what, err)

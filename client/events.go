@@ -14,8 +14,9 @@ import (
 
 // EventOptions selects events.
 type EventOptions struct {
-	From   uint64 // revision to go on from, such as a list's; 0: what the server still has
-	Follow bool   // wait for more, across lost connections
+	From   uint64    // revision to go on from, such as a list's; 0: what the server still has
+	Follow bool      // wait for more, across lost connections
+	Since  time.Time // leave out what happened before
 	Labels map[string]string
 }
 
@@ -40,6 +41,9 @@ func (c *Client) Events(ctx context.Context, o EventOptions) iter.Seq2[Event, er
 					continue
 				}
 				from, seen = e.Revision, true
+				if e.Time.Before(o.Since) {
+					continue
+				}
 				if !yield(e, nil) {
 					return
 				}

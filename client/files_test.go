@@ -469,6 +469,20 @@ func TestBatch(t *testing.T) {
 	}
 }
 
+func TestBatchEndsByItself(t *testing.T) {
+	t.Parallel()
+	_, sb := sandbox(t)
+	b := sb.Client().Batch(1, false)
+	b.Timeout = 50 * time.Millisecond
+	hang := b.Exec(sb, client.Command("sleep", "600"))
+	if err := b.Do(t.Context()); !errors.Is(err, errs.DeadlineExceeded) {
+		t.Errorf("a batch that hangs: %v", err)
+	}
+	if _, err := hang.Get(); err == nil {
+		t.Error("its operation has a result")
+	}
+}
+
 func TestImportImages(t *testing.T) {
 	t.Parallel()
 	_, sb := sandbox(t)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"hash/fnv"
+	"time"
 
 	"dsec/aether"
 	"dsec/aether/msg"
@@ -80,11 +81,31 @@ func (s *Sandbox) call(ctx context.Context, method string, req, resp aether.Mess
 
 // read is call for what changes nothing: it is tried once more on a new connection.
 func (s *Sandbox) read(ctx context.Context, method string, req, resp aether.Message) error {
-	err := s.call(ctx, method, req, resp)
+	var used *aether.Conn
+	err := s.on(ctx, func(conn *aether.Conn) error {
+		used = conn
+		return conn.Call(ctx, s.id, method, req, resp)
+	})
 	if errors.Is(err, errs.ConnectionLost) && ctx.Err() == nil {
+		if used != nil {
+			settle(ctx, used)
+		}
 		err = s.call(ctx, method, req, resp)
 	}
 	return err
+}
+
+// lostSettles is how long a connection that a call has lost may take to end: a write can
+// fail before the reader has learnt why. One that was lost further on does not end.
+const lostSettles = 200 * time.Millisecond
+
+func settle(ctx context.Context, conn *aether.Conn) {
+	ctx, cancel := context.WithTimeout(ctx, lostSettles)
+	defer cancel()
+	select {
+	case <-conn.Done():
+	case <-ctx.Done():
+	}
 }
 
 func (s *Sandbox) open(ctx context.Context, method string, req aether.Message) (st *aether.Stream, err error) {

@@ -328,10 +328,11 @@ func TestReattachKeepsStdin(t *testing.T) {
 	}
 }
 
+// However short its time, a re-attach is tried once, and the error is why that failed.
 func TestReattachGivesUp(t *testing.T) {
 	t.Parallel()
 	s, _ := connect(t)
-	c, err := client.New(client.Options{URL: s.URL, Token: "test-token", ReattachFor: 200 * time.Millisecond})
+	c, err := client.New(client.Options{URL: s.URL, Token: "test-token", ReattachFor: time.Nanosecond})
 	if err != nil {
 		t.Fatal(err)
 	}

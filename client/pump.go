@@ -144,13 +144,16 @@ func (p *Process) attachAgain(b *broken, cause error) (*aether.Stream, error) {
 	if b.since.IsZero() {
 		b.since = time.Now()
 	}
-	ctx, cancel := context.WithDeadline(p.ctx, b.since.Add(p.sb.c.reattach))
+	limited, cancel := context.WithDeadline(p.ctx, b.since.Add(p.sb.c.reattach))
 	defer cancel()
 	for {
-		// The first attempt after a break goes at once; a stream that breaks without
-		// progress, or cannot be made, backs off.
-		if b.wait > 0 && !sleep(ctx, b.wait) {
-			return nil, cause
+		// The first attempt after a break goes at once, and whatever the limit: a dial has
+		// its own. A stream that breaks without progress, or cannot be made, backs off.
+		ctx := p.ctx
+		if b.wait > 0 {
+			if ctx = limited; !sleep(ctx, b.wait) {
+				return nil, cause
+			}
 		}
 		b.wait = min(max(2*b.wait, retryMin), retryMax)
 		st, err := p.openAttach(ctx)
@@ -160,10 +163,14 @@ func (p *Process) attachAgain(b *broken, cause error) (*aether.Stream, error) {
 			p.mu.Unlock()
 			return st, nil
 		}
-		if !transient(err) {
+		switch {
+		case transient(err):
+			cause = err
+		case limited.Err() != nil && p.ctx.Err() == nil: // why it broke says more than that time is over
+			return nil, cause
+		default:
 			return nil, err
 		}
-		cause = err
 	}
 }
 

@@ -17,11 +17,17 @@ import (
 // CreateOption changes one create.
 type CreateOption func(*createOptions)
 
-type createOptions struct{ key string }
+type createOptions struct {
+	key   string
+	keyed bool
+}
 
 // IdempotencyKey makes a create safe to repeat: within five minutes the same key gives
-// the same sandbox, also when both requests run at once.
-func IdempotencyKey(key string) CreateOption { return func(o *createOptions) { o.key = key } }
+// the same sandbox, also when both requests run at once. A key has 1 to 255 visible ASCII
+// characters, without quotation mark and backslash; another is an error before anything is sent.
+func IdempotencyKey(key string) CreateOption {
+	return func(o *createOptions) { o.key, o.keyed = key, true }
+}
 
 // Create makes one sandbox and returns when its guest answers.
 func (c *Client) Create(ctx context.Context, spec Spec, opts ...CreateOption) (*Sandbox, error) {
@@ -30,7 +36,10 @@ func (c *Client) Create(ctx context.Context, spec Spec, opts ...CreateOption) (*
 		f(&o)
 	}
 	h := http.Header{}
-	if o.key != "" {
+	if o.keyed {
+		if err := v1.CheckIdempotencyKey(o.key); err != nil {
+			return nil, fmt.Errorf("create sandbox: %w", err)
+		}
 		h.Set("Idempotency-Key", o.key)
 	}
 	var sb v1.Sandbox

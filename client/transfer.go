@@ -2,8 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"io"
 	"net/http"
 	"net/url"
@@ -14,6 +12,7 @@ import (
 
 // Formats of an export.
 const (
+	ExportTar      = v1.ExportTar      // the root file system
 	ExportDocker   = v1.ExportDocker   // read by docker load, podman, skopeo and Import
 	ExportOCI      = v1.ExportOCI      // the same with OCI's media types
 	ExportSnapshot = v1.ExportSnapshot // a snapshot's layers as they are, for ImportSnapshot
@@ -45,7 +44,8 @@ func (c *Client) Push(ctx context.Context, req v1.RegistryRequest, progress func
 	return nil, about("push image", req.Name, errs.New(errs.ConnectionLost, "client.read", "the answer ended without a result"))
 }
 
-// Export writes an image, or a snapshot, as an archive to w. After an error w has a part of it.
+// Export writes an image or snapshot, by name or digest, to w; an empty format is ExportTar. After an error w has a
+// part of it.
 func (c *Client) Export(ctx context.Context, name, format string, w io.Writer) error {
 	if err := c.export(ctx, name, format, w); err != nil {
 		return about("export image", name, err)
@@ -63,37 +63,12 @@ func (c *Client) export(ctx context.Context, name, format string, w io.Writer) e
 		return err
 	}
 	defer resp.Body.Close()
-	to := &sink{w: w}
-	if _, err := io.Copy(to, resp.Body); err != nil {
-		if to.err != nil {
-			return localFile("client.export", "write the archive", to.err)
-		}
-		return c.badAnswer(ctx, http.MethodGet, "/v1/export", err)
+	from := &source{r: resp.Body}
+	_, err = io.CopyBuffer(struct{ io.Writer }{w}, from, make([]byte, streamBuffer))
+	if from.err != nil {
+		return c.badAnswer(ctx, http.MethodGet, "/v1/export", from.err)
 	}
-	outcome := resp.Trailer.Get("Dsec-Outcome")
-	if outcome == "ok" {
-		return nil
-	}
-	var p v1.Problem
-	raw, err := base64.StdEncoding.DecodeString(outcome)
-	if err == nil && outcome != "" && json.Unmarshal(raw, &p) == nil {
-		return p.Err()
-	}
-	return errs.New(errs.ConnectionLost, "client.read", "the archive ended early")
-}
-
-// sink keeps its writer's own error apart from the connection's.
-type sink struct {
-	w   io.Writer
-	err error
-}
-
-func (s *sink) Write(p []byte) (int, error) {
-	n, err := s.w.Write(p)
-	if err != nil {
-		s.err = err
-	}
-	return n, err
+	return err
 }
 
 // ImportSnapshot makes a snapshot of an archive of [ExportSnapshot]. Without a name it gets the one

@@ -112,15 +112,19 @@ func (f Files) CopyIn(ctx context.Context, local, remote string, o CopyOptions) 
 	if err != nil {
 		return localFile("client.copy", "read "+local, err)
 	}
+	name, err := lastName(local)
+	if err != nil {
+		return err
+	}
 	target := remote
 	e, err := f.Stat(ctx, remote)
 	switch {
 	case err == nil && IsDir(e) && !contentsOnly(local):
-		target = path.Join(remote, filepath.Base(local))
+		target = path.Join(remote, name)
 	case err != nil && !errors.Is(err, errs.PathNotFound):
 		return err
 	case err != nil && strings.HasSuffix(remote, "/") && !fi.IsDir():
-		target = path.Join(remote, filepath.Base(local))
+		target = path.Join(remote, name)
 	}
 	if fi.IsDir() {
 		return f.copyTreeIn(ctx, local, target, o)
@@ -131,6 +135,15 @@ func (f Files) CopyIn(ctx context.Context, local, remote string, o CopyOptions) 
 	}
 	defer src.Close()
 	return f.WriteFrom(ctx, target, counted(src, o.Progress), WriteOptions{Mode: fi.Mode(), Parents: true})
+}
+
+// lastName is what a local path is called: "..", or the end of a path with dots, is no name.
+func lastName(local string) (string, error) {
+	abs, err := filepath.Abs(local)
+	if err != nil {
+		return "", localFile("client.copy", "read "+local, err)
+	}
+	return filepath.Base(abs), nil
 }
 
 // contentsOnly says whether a path means what the directory holds, not itself.

@@ -192,7 +192,8 @@ func (m *ImageProgress) merge(b []byte) error {
 	return r.err
 }
 
-// ImageRequest is a message of the protocol.
+// ImageRequest: image.delete; image.export (stream): the server sends the image's root file system, its
+// layers merged, as a tar in DATA, and ends with Empty.
 type ImageRequest struct {
 	Digest string
 }

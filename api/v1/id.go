@@ -54,3 +54,16 @@ func appendBase32(b []byte, v uint64, n int) []byte {
 	}
 	return b
 }
+
+// InSandboxID says whether s, which is not empty, may be a part of an id.
+func InSandboxID(s string) bool {
+	return s != "" && len(s) <= SandboxIDLen && strings.Trim(s, alphabet) == ""
+}
+
+// UniquePart returns what tells an id from others of its node and epoch; of what is no id, "".
+func UniquePart(id string) string {
+	if len(id) != SandboxIDLen {
+		return ""
+	}
+	return id[SandboxIDLen-uniqueLen:]
+}

@@ -344,6 +344,7 @@ type EdgePush struct {
 
 // Formats of an export.
 const (
+	ExportTar      = "tar"      // the root file system
 	ExportDocker   = "docker"   // a docker-archive that is an OCI layout too, with Docker's media types
 	ExportOCI      = "oci"      // the same with OCI's
 	ExportSnapshot = "snapshot" // the layers as they are, for another cluster

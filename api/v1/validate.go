@@ -40,6 +40,30 @@ func (s *Spec) SetDefaults() {
 	}
 }
 
+// MaxIdempotencyKey is the length of the longest key.
+const MaxIdempotencyKey = 255
+
+// CheckIdempotencyKey checks a key that was given: 1 to 255 visible ASCII characters,
+// without quotation mark and backslash.
+func CheckIdempotencyKey(key string) error {
+	bad := func(why string) error {
+		return errs.New(errs.BadRequest, "idempotency_key", "Idempotency-Key: "+why+"; a key has 1 to 255 visible ASCII characters, without quotation mark and backslash").
+			With("field", "Idempotency-Key")
+	}
+	switch {
+	case key == "":
+		return bad("it is empty")
+	case len(key) > MaxIdempotencyKey:
+		return bad(fmt.Sprintf("it has %d characters", len(key)))
+	}
+	for i, c := range []byte(key) {
+		if c <= ' ' || c >= 0x7f || c == '"' || c == '\\' {
+			return bad(fmt.Sprintf("byte %d is %#02x", i, c))
+		}
+	}
+	return nil
+}
+
 // Validate checks a spec after SetDefaults. Errors are of class Invalid and name the field.
 func (s *Spec) Validate() error {
 	bad := func(field, format string, args ...any) error {

@@ -39,7 +39,8 @@ func (a *app) benchCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "bench", Short: "Measure a server from here, through its real ports", Args: cobra.NoArgs, RunE: needVerb,
 		Long: `Bench makes load from this process and counts here. Only successes count in a rate;
-errors are shown. What it makes is labelled and removed, also after Ctrl-C. With
+errors are shown. What it makes is labelled and removed, also after Ctrl-C; when it
+is killed, what it made ends within five minutes. With
 --peer docker the same steps then run on Docker's engine.`,
 		Example: `  dsec bench create --image debian --count 2000 --parallel 16 --hold
   dsec bench exec --image debian --count 20000 --parallel 16 --peer docker --peer-image debian
@@ -122,10 +123,11 @@ server with --store-rate for a store at a distance. With --archive it compares w
 images take in the store with their own sizes.`
 		cmd.Example = "  dsec up --detach --store-rate 50MB && dsec bench image\n  dsec bench image --archive python.tar.gz --archive node.tar.gz"
 	case "memory":
-		f.DurationVar(&b.settle, "settle", 3*time.Second, "wait before memory is read")
+		b.settle = 3 * time.Second
+		f.Var(newDuration(&b.settle), "settle", "wait before memory is read")
 	}
 	if name != "memory" && name != "image" {
-		f.DurationVar(&b.duration, "duration", 0, "go on for this time instead of --count")
+		f.Var(newDuration(&b.duration), "duration", "go on for this time instead of --count")
 	}
 	if b.peerable {
 		f.StringVar(&b.peer, "peer", "", "measure another engine too: docker")
@@ -164,7 +166,10 @@ func (a *app) benchRun(ctx context.Context, b *benchFlags, run benchRun) error {
 		return err
 	}
 	defer c.Close()
-	results, err := run(ctx, b, bench.DSec{Client: c, Spec: spec}, load)
+	// The clean-up after Ctrl-C needs what it removes to be there.
+	d, release := bench.DSec{Client: c, Spec: spec}.Hold(context.WithoutCancel(ctx), bench.DefaultLease)
+	defer release()
+	results, err := run(ctx, b, d, load)
 	if err == nil && ctx.Err() == nil && b.peer != "" {
 		results, err = a.benchPeer(ctx, b, load, results)
 	}

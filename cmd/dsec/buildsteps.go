@@ -18,13 +18,14 @@ import (
 
 // Names of what builds keep for later ones.
 const (
-	baseImage  = "build-base:"
-	stepResult = "build-"
-	keyLen     = 16 // of a key that is part of a name
+	baseImage = "build-base:"
+	stepImage = "build-step:"
+	keyLen    = 16 // of a key that is part of a name
 )
 
-// stepsBuild does a recipe's steps in a sandbox of its base. After each step a snapshot is made,
-// so that a later build with the same steps up to there begins with it.
+// stepsBuild does a recipe's steps in a sandbox of its base. After each step an image is made,
+// so that a later build with the same steps up to there begins with it. It belongs to no lineage: what a build
+// keeps must hold nothing else back.
 type stepsBuild struct {
 	a      *app
 	c      *client.Client
@@ -35,7 +36,7 @@ type stepsBuild struct {
 }
 
 func (b *stepsBuild) tell(format string, args ...any) {
-	fmt.Fprintf(b.a.stderr, "build %s: %s\n", b.name, fmt.Sprintf(format, args...))
+	fmt.Fprintf(b.a.aside(), "build %s: %s\n", b.name, fmt.Sprintf(format, args...))
 }
 
 func (b *stepsBuild) run(ctx context.Context) (*client.Image, error) {
@@ -49,7 +50,7 @@ func (b *stepsBuild) run(ctx context.Context) (*client.Image, error) {
 	}
 	from, done := base.Name, 0
 	for n := len(keys); b.cache && n > 0 && done == 0; n-- {
-		s, err := b.c.GetSnapshot(ctx, stepResult+keys[n-1][:keyLen])
+		s, err := b.c.Image(ctx, stepImage+keys[n-1][:keyLen])
 		if err == nil {
 			from, done = s.Name, n
 			b.tell("%s as in an earlier build", count(n, "step"))
@@ -80,7 +81,7 @@ func (b *stepsBuild) run(ctx context.Context) (*client.Image, error) {
 		if !b.cache {
 			continue
 		}
-		if _, err := sb.Snapshot(ctx, stepResult+keys[n][:keyLen], client.SnapshotOptions{}); err != nil && !errors.Is(err, errs.NameInUse) { // by a build beside this one
+		if _, err := sb.MakeImage(ctx, stepImage+keys[n][:keyLen], nil, client.SnapshotOptions{}); err != nil {
 			return nil, fmt.Errorf("keep step %d for later builds: %w", n+1, err)
 		}
 	}
@@ -90,8 +91,8 @@ func (b *stepsBuild) run(ctx context.Context) (*client.Image, error) {
 
 // base is the image that the steps start from, and what names it in their keys.
 func (b *stepsBuild) base(ctx context.Context) (*client.Image, string, error) {
-	if b.recipe.UponImage() {
-		img, err := b.c.Image(ctx, b.recipe.From)
+	if b.recipe.Image() != "" {
+		img, err := b.c.Image(ctx, b.recipe.Image())
 		if err != nil {
 			return nil, "", err
 		}

@@ -95,7 +95,11 @@ func (a *app) completeProcess() completeFunc {
 		if len(args) == 0 {
 			return sandboxIDs(ctx, c, nil)
 		}
-		procs, err := c.Sandbox(args[0]).Processes(ctx)
+		refs, err := c.Resolve(ctx, args[0])
+		if err != nil || refs[0].Err != nil {
+			return nil
+		}
+		procs, err := c.Sandbox(refs[0].ID).Processes(ctx)
 		if err != nil {
 			return nil
 		}
@@ -106,6 +110,30 @@ func (a *app) completeProcess() completeFunc {
 				name = strconv.FormatUint(uint64(p.Pid), 10)
 			}
 			out = append(out, cobra.CompletionWithDesc(name, commandLine(p)))
+		}
+		return out
+	})
+}
+
+// completeSession completes a sandbox id and then its sessions.
+func (a *app) completeSession() completeFunc {
+	return a.completeFrom(-1, func(ctx context.Context, c *client.Client, args []string) []cobra.Completion {
+		if len(args) == 0 {
+			return sandboxIDs(ctx, c, nil)
+		}
+		refs, err := c.Resolve(ctx, args[0])
+		if err != nil || refs[0].Err != nil {
+			return nil
+		}
+		sessions, err := c.Sandbox(refs[0].ID).Sessions(ctx)
+		if err != nil {
+			return nil
+		}
+		var out []cobra.Completion
+		for _, s := range sessions {
+			if !slices.Contains(args[1:], s.Id) {
+				out = append(out, s.Id)
+			}
 		}
 		return out
 	})

@@ -2,13 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io"
 	"os"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 	"dsec/client"
 )
 
@@ -18,12 +22,11 @@ type place struct {
 	path    string // "-": stdin or stdout
 }
 
-// parsePlace reads ID:/path, a local path or "-".
+// parsePlace reads ID:/path, a local path or "-". What comes before a colon is a sandbox's
+// if it may be one, as it may be cut short; a local file of such a name is written ./a:b.
 func parsePlace(s string) place {
-	if id, p, ok := strings.Cut(s, ":"); ok {
-		if _, _, err := v1.ParseSandboxID(id); err == nil {
-			return place{id, p}
-		}
+	if id, p, ok := strings.Cut(s, ":"); ok && v1.InSandboxID(id) {
+		return place{id, p}
 	}
 	return place{"", s}
 }
@@ -31,16 +34,27 @@ func parsePlace(s string) place {
 func (a *app) cpCmd() *cobra.Command {
 	var o client.CopyOptions
 	var user string
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "cp SRC DST",
 		Short: "Copy files and directories into or out of a sandbox",
 		Long: `Cp copies between the local disk and a sandbox, written ID:/path. Modes, times, links
-and whole directories are kept; owners too with --owner (as root). SRC goes into DST
-if that is a directory, else it becomes DST; SRC/. means what a directory holds.
+and whole directories are kept; owners too with --owner (as root). As with 'docker cp':
 
-"-" is stdin or stdout: a file's content; for a directory (DST ending in / when
-reading stdin) a tar.`,
+  DST is a directory      SRC goes into it, under its own name
+  DST does not exist      SRC becomes DST; in a sandbox missing directories are made
+  DST ends in /           it must be a directory; in a sandbox it is made if missing
+  SRC is a directory and ends in /.   what it holds goes into DST, not itself
+  SRC is a directory, DST a file      an error
+  SRC is a link           what it points to is copied; links inside a directory stay links
+
+"-" is stdin or stdout. To stdout goes a file's content, or a directory as a tar. From
+stdin comes a tar if DST is a directory or ends in /, else DST's content.
+
+A path in the sandbox that does not begin with / begins at the user's home. A local file
+with a colon in its name is written with a directory before it: ./a:b.`,
 		Example: `  dsec cp ./project $id:/work
+  dsec cp ./project/. $id:/work
   dsec cp $id:/work/report.xml .
   echo hello | dsec cp - $id:/tmp/greeting
   dsec cp $id:/work - | tar t`,
@@ -55,30 +69,59 @@ reading stdin) a tar.`,
 				return usagef("both ends are in sandboxes; copy to the local disk, or pipe: dsec cp A:/x - | dsec cp - B:/x")
 			case src.path == "" || dst.path == "":
 				return usagef("a path is empty")
+			case asJSON && dst.path == "-":
+				return usagef("--json cannot be used with -: stdout is the copy")
 			}
-			c, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), src.sandbox+dst.sandbox)
 			if err != nil {
 				return err
 			}
-			files := c.Sandbox(src.sandbox + dst.sandbox).Files().As(user)
+			files := sb.Files().As(user)
+			done := copied{Sandbox: sb.ID(), Source: src.path, Destination: dst.path}
+			begin := time.Now()
 			if src.sandbox == "" {
-				return a.copyIn(cmd.Context(), files, src.path, dst.path, o)
+				err = a.copyIn(cmd.Context(), files, src.path, dst.path, o, &done.Bytes)
+			} else {
+				err = a.copyOut(cmd.Context(), files, src.path, dst.path, o, &done.Bytes)
 			}
-			return a.copyOut(cmd.Context(), files, src.path, dst.path, o)
+			if err != nil || !asJSON {
+				return err
+			}
+			done.DurationMS = float64(time.Since(begin).Microseconds()) / 1000
+			return a.jsonLine(done)
 		},
 	}
 	cmd.Flags().BoolVar(&o.KeepOwner, "owner", false, "keep owners, devices and extended attributes")
+	cmd.Flags().BoolVar(&asJSON, jsonFlag, false, "print what was copied as JSON: sandbox, source, destination, bytes, duration_ms")
 	cmd.Flags().StringVarP(&user, "user", "u", "", "act as this user inside the sandbox")
 	return cmd
 }
 
-func (a *app) copyIn(ctx context.Context, files client.Files, src, dst string, o client.CopyOptions) error {
-	if src == "-" && strings.HasSuffix(dst, "/") {
-		_, _, err := files.UnpackFrom(ctx, dst, a.stdin, client.UnpackOptions{KeepOwner: o.KeepOwner, Parents: true})
+// copied is what cp --json prints. Bytes are those of a file, or of a directory's tar.
+type copied struct {
+	Sandbox     string  `json:"sandbox"`
+	Source      string  `json:"source"`
+	Destination string  `json:"destination"`
+	Bytes       int64   `json:"bytes"`
+	DurationMS  float64 `json:"duration_ms"`
+}
+
+func (a *app) copyIn(ctx context.Context, files client.Files, src, dst string, o client.CopyOptions, n *int64) error {
+	unpack := strings.HasSuffix(dst, "/")
+	if src == "-" && !unpack {
+		e, err := files.Stat(ctx, dst)
+		if err != nil && !errors.Is(err, errs.PathNotFound) {
+			return err
+		}
+		unpack = err == nil && client.IsDir(e)
+	}
+	in := countReader{r: a.stdin, n: n}
+	if src == "-" && unpack {
+		_, _, err := files.UnpackFrom(ctx, dst, in, client.UnpackOptions{KeepOwner: o.KeepOwner, Parents: true})
 		return err
 	}
 	if src == "-" {
-		return files.WriteFrom(ctx, dst, a.stdin, client.WriteOptions{Parents: true})
+		return files.WriteFrom(ctx, dst, in, client.WriteOptions{Parents: true})
 	}
 	var total int64
 	if fi, err := os.Stat(src); err == nil && !fi.IsDir() {
@@ -86,11 +129,23 @@ func (a *app) copyIn(ctx context.Context, files client.Files, src, dst string, o
 	}
 	bar := a.progress("copy", total, true)
 	defer bar.end()
-	o.Progress = bar.set
+	o.Progress = func(done int64) { *n = done; bar.set(done) }
 	return files.CopyIn(ctx, src, dst, o)
 }
 
-func (a *app) copyOut(ctx context.Context, files client.Files, src, dst string, o client.CopyOptions) error {
+// countReader counts what passes.
+type countReader struct {
+	r io.Reader
+	n *int64
+}
+
+func (c countReader) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	*c.n += int64(n)
+	return n, err
+}
+
+func (a *app) copyOut(ctx context.Context, files client.Files, src, dst string, o client.CopyOptions, n *int64) error {
 	e, err := files.Stat(ctx, src)
 	if err != nil {
 		return err
@@ -114,7 +169,7 @@ func (a *app) copyOut(ctx context.Context, files client.Files, src, dst string, 
 	}
 	bar := a.progress("copy", total, true)
 	defer bar.end()
-	o.Progress = bar.set
+	o.Progress = func(done int64) { *n = done; bar.set(done) }
 	return files.CopyOut(ctx, src, dst, o)
 }
 

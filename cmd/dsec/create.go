@@ -96,7 +96,7 @@ func (a *app) removeUnknown(ctx context.Context, sb *client.Sandbox) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
 	if err := sb.Delete(ctx); err != nil && !alreadyGone(err) {
-		fmt.Fprintf(a.stderr, "dsec: sandbox %s was not removed: %v\n", sb.ID(), err)
+		a.note("sandbox %s was not removed: %v", sb.ID(), err)
 	}
 }
 

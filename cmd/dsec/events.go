@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -17,27 +18,30 @@ import (
 func (a *app) eventsCmd() *cobra.Command {
 	var o client.EventOptions
 	var labels []string
+	var since sinceValue
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Print what happens to sandboxes and nodes",
 		Long: `Events prints the changes that the server still knows, and with --follow those to
 come, across restarts of the server, which keeps no events from before: a line on
-stderr says where some are missing. A list's revision (dsec ls over the API) is a
-point to go on from.
+stderr (with --json an object that has only "error") says where some are missing. A
+list's revision (GET /v1/sandboxes) is a point to go on from.
 
 TYPE is state (a sandbox was created or changed), oom (its memory limit killed processes;
 it goes on), removed, or node. CAUSE says why a sandbox failed or is removed: request,
 ttl (--ttl) or lease (--lease); in --json it is the sandbox's error, end_reason and
 oom_kills (in all).`,
 		Example: `  dsec events --follow
-  dsec events --from 1042 --json`,
+  dsec events --since 10m --label job=eval7
+  dsec events --from 1042 --json | jq 'select(.type == "removed")'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if o.Labels, err = keyValues("label", labels); err != nil {
 				return err
 			}
+			o.Since = since.before(time.Now())
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -60,14 +64,26 @@ oom_kills (in all).`,
 					return err
 				}
 				// The server was restarted, or we were too slow: what it knows now comes again.
-				fmt.Fprintln(a.stderr, "dsec: some events are missing here: the server does not keep them any more")
+				if asJSON {
+					if err := a.jsonLine(v1.Event{Time: time.Now().UTC(), Error: v1.ProblemOf(err)}); err != nil {
+						return err
+					}
+				}
+				a.note("some events are missing here: the server does not keep them any more")
 				o.From = 0
 			}
 		},
 	}
 	f := cmd.Flags()
 	f.Uint64Var(&o.From, "from", 0, "revision to go on from (default: all that is known)")
-	f.BoolVarP(&o.Follow, "follow", "f", false, "wait for more")
+	f.Var(&since, "since", "only what happened since then: a time before now such as 10m, or a date 2026-01-02T15:04:05Z")
+	f.BoolVarP(&o.Follow, "follow", "f", false, "wait for more; also --watch")
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "watch" {
+			name = "follow"
+		}
+		return pflag.NormalizedName(name)
+	})
 	f.StringArrayVarP(&labels, "label", "l", nil, "only of sandboxes with this label, KEY=VALUE (repeatable)")
 	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	f.BoolVar(&asJSON, "json", false, "print each event as a line of JSON")

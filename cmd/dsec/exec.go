@@ -10,7 +10,7 @@ import (
 
 func (a *app) execCmd() *cobra.Command {
 	var c client.Cmd
-	var env []string
+	var p processFlags
 	var interactive, tty, detach, asJSON bool
 	maxOutput := bytesValue(defaultMaxOutput)
 	cmd := &cobra.Command{
@@ -42,12 +42,11 @@ error if the platform failed or there is no such command.`,
 		ValidArgsFunction: a.completeSandboxes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
-			if c.Env, err = environment(env); err != nil {
+			if c.Env, err = environment(p.env, p.envFiles); err != nil {
 				return err
 			}
+			c.User, c.Dir = p.user, p.cwd
 			switch {
-			case c.Timeout < 0 || c.IdleTimeout < 0:
-				return usagef("a timeout must not be negative")
 			case detach && tty:
 				return usagef("--detach cannot be used with -t; with -i, 'dsec attach' writes to the command")
 			case asJSON && tty:
@@ -60,30 +59,31 @@ error if the platform failed or there is no such command.`,
 				return &usageError{msg: errNoTerminal.Error()}
 			}
 			c.Path, c.Args = args[1], args[2:]
-			cl, err := a.client()
-			if err != nil {
-				return platform(err)
-			}
-			sb := cl.Sandbox(args[0])
 			if detach {
+				sb, err := a.sandbox(cmd.Context(), args[0])
+				if err != nil {
+					return platform(err)
+				}
 				return platform(a.execDetached(cmd, sb, c, interactive, asJSON))
 			}
 			w := wiring{tty: tty, stdin: interactive || tty, forward: true}
 			if asJSON {
 				w.result = newResult(maxOutput)
 			}
-			err = platform(a.execute(cmd.Context(), sb, c, w))
+			sb, err := a.sandbox(cmd.Context(), args[0])
+			if err == nil {
+				err = a.execute(cmd.Context(), sb, c, w)
+			}
+			err = platform(err)
 			return a.printResult(cmd.Context(), w.result, err)
 		},
 	}
+	p.add(cmd)
 	f := cmd.Flags()
 	f.BoolVarP(&interactive, "interactive", "i", false, "connect stdin")
 	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal (implies -i)")
-	f.StringVarP(&c.User, "user", "u", "", "user, name or uid, with :group if wanted")
-	f.StringVarP(&c.Dir, "cwd", "w", "", "working directory")
-	f.StringArrayVarP(&env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
-	f.DurationVar(&c.Timeout, "timeout", 0, "kill the command after this time, such as 90s")
-	f.DurationVar(&c.IdleTimeout, "idle-timeout", 0, "kill the command after this time without output")
+	f.Var(newDuration(&c.Timeout), "timeout", "kill the command after this time, such as 90s")
+	f.Var(newDuration(&c.IdleTimeout), "idle-timeout", "kill the command after this time without output")
 	f.BoolVarP(&detach, "detach", "d", false, "print the pid and leave the command running; with -i its stdin stays open")
 	f.StringVar(&c.Tag, "tag", "", "name to find the process by")
 	f.BoolVar(&asJSON, "json", false, "print the outcome as an object: exit_code, stdout, stderr, …; with --detach the pid")
@@ -126,7 +126,7 @@ func (a *app) execDetached(cmd *cobra.Command, sb *client.Sandbox, c client.Cmd,
 
 func (a *app) shellCmd() *cobra.Command {
 	var c client.Cmd
-	var env []string
+	var p processFlags
 	cmd := &cobra.Command{
 		Use:   "shell ID",
 		Short: "Open a shell in a sandbox: bash, or sh where there is none",
@@ -136,33 +136,31 @@ func (a *app) shellCmd() *cobra.Command {
 		ValidArgsFunction: a.completeSandboxes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
-			if c.Env, err = environment(env); err != nil {
+			if c.Env, err = environment(p.env, p.envFiles); err != nil {
 				return err
 			}
+			c.User, c.Dir = p.user, p.cwd
 			if !isTerminal(a.stdin) {
 				return &usageError{msg: "shell needs a terminal; use 'dsec exec -i ID -- sh' in scripts"}
 			}
-			cl, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), args[0])
 			if err != nil {
 				return platform(err)
 			}
-			sb := cl.Sandbox(args[0])
 			if c.Path == "" {
 				guest, err := sb.Guest(cmd.Context())
 				if err != nil {
 					return platform(err)
 				}
 				if c.Path = guest.Shell; c.Path == "" {
-					return fmt.Errorf("sandbox %s has no shell; run programs of its image with 'dsec exec'", args[0])
+					return fmt.Errorf("sandbox %s has no shell; run programs of its image with 'dsec exec'", sb.ID())
 				}
 			}
 			return platform(a.execute(cmd.Context(), sb, c, wiring{tty: true, stdin: true}))
 		},
 	}
+	p.add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&c.Path, "shell", "", "the shell to run (default bash, or sh)")
-	f.StringVarP(&c.User, "user", "u", "", "user, name or uid, with :group if wanted")
-	f.StringVarP(&c.Dir, "cwd", "w", "", "working directory")
-	f.StringArrayVarP(&env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
 	return cmd
 }

@@ -62,7 +62,7 @@ func (a *app) execute(ctx context.Context, sb *client.Sandbox, cmd client.Cmd, w
 	if w.forward && a.signals != nil {
 		defer a.signals.to(func(s syscall.Signal) { p.Signal(ctx, int(s)) })()
 	}
-	return a.wait(p, w.result)
+	return a.follow(p, w.result)
 }
 
 // commandError gives a command that could not be run the shell's exit codes.
@@ -76,9 +76,9 @@ func commandError(err error) error {
 	return err
 }
 
-// wait returns the process's end as our own: its exit code, or why there is none. A
+// follow returns the process's end as our own: its exit code, or why there is none. A
 // result is told of it too.
-func (a *app) wait(p *client.Process, r *result) error {
+func (a *app) follow(p *client.Process, r *result) error {
 	x, err := p.Wait()
 	if r != nil {
 		r.exit = x
@@ -86,16 +86,23 @@ func (a *app) wait(p *client.Process, r *result) error {
 	switch {
 	case err != nil:
 		return err
-	case x.Err != nil && x.StderrBytes == 0:
+	case x.Err != nil && (x.StderrBytes == 0 || r != nil): // else its stderr, which the user sees, says so
 		return commandError(x.Err)
+	}
+	return a.ended(x)
+}
+
+// ended says why a command was killed, and returns its exit code as ours.
+func (a *app) ended(x client.Exit) error {
+	switch {
 	case x.TimedOut:
-		fmt.Fprintln(a.stderr, "dsec: the command was killed: it ran longer than --timeout")
+		a.note("the command was killed: it ran longer than --timeout")
 	case x.IdleTimedOut:
-		fmt.Fprintln(a.stderr, "dsec: the command was killed: it printed nothing for --idle-timeout")
+		a.note("the command was killed: it printed nothing for --idle-timeout")
 	case x.OOMKilled:
-		fmt.Fprintf(a.stderr, "dsec: the command was killed: memory limit %s\n", size(x.MemoryLimit))
+		a.note("the command was killed: memory limit %s", size(x.MemoryLimit))
 	case x.OOMKills > 0:
-		fmt.Fprintf(a.stderr, "dsec: while the command ran, processes of the sandbox were killed: %d, memory limit %s\n", x.OOMKills, size(x.MemoryLimit))
+		a.note("while the command ran, processes of the sandbox were killed: %d, memory limit %s", x.OOMKills, size(x.MemoryLimit))
 	}
 	if x.Code != 0 {
 		return &codeError{code: x.Code}

@@ -16,7 +16,7 @@ import (
 func (a *app) imageCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "image", Short: "Import, pull, build and look at images", Args: cobra.NoArgs, RunE: needVerb,
-		Example: "  dsec image import debian ./debian.tar\n  dsec image ls",
+		Example: "  dsec image import debian ./debian.tar\n  dsec image build debian -f images/debian-python/recipe.yaml\n  dsec image ls",
 	}
 	cmd.AddCommand(a.imageImportCmd(), a.imagePullCmd(), a.imagePushCmd(), a.imageExportCmd(), a.imageBuildCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd(),
 		a.imageDuCmd(), a.imageWarmCmd(), a.imageEvictCmd(), a.imageGCCmd())
@@ -88,10 +88,10 @@ func (a *app) imported(img *client.Image, asJSON bool) error {
 }
 
 func (a *app) imageLsCmd() *cobra.Command {
-	var asJSON, quiet, all bool
+	var asJSON, quiet, wide, all bool
 	cmd := &cobra.Command{
-		Use: "ls", Aliases: []string{"list"}, Short: "List images", Example: "  dsec image ls\n  dsec image ls -q", Args: cobra.NoArgs,
-		Long: "List images. Snapshots are images too: 'dsec snapshot ls' shows them, or --all.",
+		Use: "ls", Aliases: []string{"list"}, Short: "List images", Example: "  dsec image ls\n  dsec image ls --wide\n  dsec image rm $(dsec image ls -q)", Args: cobra.NoArgs,
+		Long: "List images. Snapshots are images too: 'dsec snapshot ls' shows them, or --all, which\nalso shows what builds keep (build-base:…, build-step:…).",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -102,7 +102,9 @@ func (a *app) imageLsCmd() *cobra.Command {
 				return err
 			}
 			if !all {
-				images = slices.DeleteFunc(images, func(img client.Image) bool { return strings.HasPrefix(img.Name, v1.SnapshotPrefix) })
+				images = slices.DeleteFunc(images, func(img client.Image) bool {
+					return strings.HasPrefix(img.Name, v1.SnapshotPrefix) || strings.HasPrefix(img.Name, baseImage) || strings.HasPrefix(img.Name, stepImage)
+				})
 			}
 			switch {
 			case asJSON:
@@ -115,20 +117,29 @@ func (a *app) imageLsCmd() *cobra.Command {
 				}
 				return nil
 			}
+			head := []string{"NAME", "DIGEST", "SIZE", "AGE"}
+			if wide {
+				head = append(head, "FILES", "ON DISK", "LAYERS", "USER", "COMMAND")
+			}
 			rows := make([][]string, len(images))
 			for i, img := range images {
-				var stored int64
-				for _, l := range img.Layers {
-					stored += l.MetaBytes + l.DataBytes
+				rows[i] = []string{orDash(img.Name), shortDigest(img.Digest), size(img.Bytes), age(img.CreatedAt, time.Now())}
+				if wide {
+					var stored int64
+					for _, l := range img.Layers {
+						stored += l.MetaBytes + l.DataBytes
+					}
+					command := strings.Join(slices.Concat(img.Config.Entrypoint, img.Config.Cmd), " ")
+					rows[i] = append(rows[i], fmt.Sprint(img.Files), size(stored), fmt.Sprint(len(img.Layers)), orElse(img.Config.User, "root"), orDash(command))
 				}
-				rows[i] = []string{orDash(img.Name), shortDigest(img.Digest), fmt.Sprint(img.Files), size(img.Bytes), size(stored), age(img.CreatedAt, time.Now())}
 			}
-			return table(a.stdout, []string{"NAME", "DIGEST", "FILES", "SIZE", "STORED", "AGE"}, rows)
+			return table(a.stdout, head, rows)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&wide, "wide", false, "more columns: files, what is stored, layers, user, command")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
-	cmd.Flags().BoolVar(&all, "all", false, "snapshots too")
+	cmd.Flags().BoolVar(&all, "all", false, "snapshots and what builds keep, too")
 	return cmd
 }
 
@@ -147,7 +158,7 @@ func shortDigest(d string) string {
 func (a *app) imageInspectCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "inspect NAME", Short: "Show an image: layers, sizes, configuration", Example: "  dsec image inspect debian --json",
+		Use: "inspect NAME", Short: "Show an image: layers, sizes, configuration", Example: "  dsec image inspect debian\n  dsec image inspect --json debian | jq .config.env",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeImages(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsec/client"
+	"dsec/internal/image"
 	"dsec/internal/image/build"
 )
 
@@ -26,7 +27,9 @@ func (a *app) imageBuildCmd() *cobra.Command {
 Debian's own tools, or is an image of the catalogue; its steps then run in a sandbox of that, and what they
 changed is a layer on top. A recipe is YAML with these fields; others are errors:
 
-  from      debian, busybox, scratch (nothing at all), or the name of an image
+  from      debian (with a suite), busybox, scratch (nothing at all), or any image of
+            'dsec image ls', by name or digest, whose environment, user, workdir, cmd and
+            labels hold unless the recipe says otherwise
   suite     the release of debian, such as bookworm
   packages  of debian, a list: what to install besides the base
   steps     a list of things to do, in this order, each one of
@@ -42,13 +45,15 @@ changed is a layer on top. A recipe is YAML with these fields; others are errors
 Sandboxes have no network yet. Steps that need one are for --steps host: they run on this machine as
 root, in no sandbox, with its network; trust such a recipe like a script that you run as root.
 
-Each step's result is kept as the snapshot build-KEY, and what a recipe starts from as the image
+Each step's result is kept as the image build-step:KEY, and what a recipe starts from as
 build-base:KEY. A later build whose recipe is the same up to a step, with the same files, goes on
-from there. 'dsec snapshot rm' and 'dsec image rm' remove them; --no-cache does without.
+from there. 'dsec image ls --all' shows them and 'dsec image rm' removes them; --no-cache does without.
 
 images/ has examples; images/with-steps has steps.`,
-		Example: "  dsec image build debian -f images/debian-python/recipe.yaml",
-		Args:    cobra.ExactArgs(1),
+		Example: `  dsec image build debian -f images/debian-python/recipe.yaml
+  printf 'from: debian\nsteps:\n  - run: apt-get install -y jq\n' > jq.yaml
+  dsec image build debian-jq -f jq.yaml`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if recipe == "" {
 				return usagef("-f RECIPE is missing")
@@ -60,9 +65,6 @@ images/ has examples; images/with-steps has steps.`,
 			if !slices.Contains(places, steps) {
 				return usagef("--steps %q: it is one of %s", steps, strings.Join(places, ", "))
 			}
-			if steps == stepsHost && r.UponImage() {
-				return usagef("--steps host is for recipes that start from debian, busybox or scratch, not from an image")
-			}
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -71,7 +73,7 @@ images/ has examples; images/with-steps has steps.`,
 				return err
 			}
 			var img *client.Image
-			if steps == stepsHost || len(r.Steps) == 0 && !r.UponImage() {
+			if steps == stepsHost || len(r.Steps) == 0 && r.Image() == "" {
 				img, err = a.buildOnHost(cmd.Context(), args[0], r)
 			} else {
 				b := &stepsBuild{a: a, c: c, name: args[0], recipe: r, sf: &sf, cache: !noCache}
@@ -101,6 +103,19 @@ const (
 	stepsHost    = "host"
 )
 
+// recipeBase is an image of the server's catalogue, for a recipe to build upon.
+func recipeBase(ctx context.Context, c *client.Client, name string) (image.Config, func(io.Writer) error, error) {
+	img, err := c.Image(ctx, name)
+	if err != nil {
+		return image.Config{}, nil, err
+	}
+	config := image.Config{
+		Env: img.Config.Env, Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd, User: img.Config.User, WorkDir: img.Config.WorkDir, Labels: img.Config.Labels,
+	}
+	// By digest: the name may mean another one by now.
+	return config, func(w io.Writer) error { return c.Export(ctx, img.Digest, client.ExportTar, w) }, nil
+}
+
 // buildOnHost streams what the build makes into the import.
 func (a *app) buildOnHost(ctx context.Context, name string, r *build.Recipe) (*client.Image, error) {
 	c, err := a.client()
@@ -110,9 +125,14 @@ func (a *app) buildOnHost(ctx context.Context, name string, r *build.Recipe) (*c
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	pr, pw := io.Pipe()
-	built := make(chan error, 1)
+	built, out := make(chan error, 1), a.aside()
 	go func() {
-		err := build.Archive(ctx, r, pw, build.Options{Progress: func(line string) { fmt.Fprintf(a.stderr, "build %s: %s\n", name, line) }})
+		err := build.Archive(ctx, r, pw, build.Options{
+			Image: func(ctx context.Context, name string) (image.Config, func(io.Writer) error, error) {
+				return recipeBase(ctx, c, name)
+			},
+			Progress: func(line string) { fmt.Fprintf(out, "build %s: %s\n", name, line) },
+		})
 		pw.CloseWithError(err)
 		built <- err
 	}()

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 	"dsec/client"
 )
 
@@ -23,14 +24,17 @@ func (a *app) lsCmd() *cobra.Command {
 	}
 	var labels []string
 	var state string
-	var asJSON, quiet bool
+	var asJSON, quiet, wide, watch bool
 	cmd := &cobra.Command{
 		Use:     "ls",
 		Aliases: []string{"list"},
 		Short:   "List sandboxes",
+		Long: `Ls lists the sandboxes that there are. --wide has more columns, and labels in full. With
+--watch it lists again whenever something has changed, until Ctrl-C.`,
 		Example: `  dsec ls
   dsec ls --label job=eval7 --state running -q
-  dsec ls --json`,
+  dsec ls --watch --wide
+  dsec ls --json | jq -r '.[] | select(.spec.image == "debian") | .id'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := keyValues("label", labels)
@@ -44,42 +48,121 @@ func (a *app) lsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			all := []v1.Sandbox{}
-			for sb, err := range c.All(cmd.Context(), client.ListOptions{Labels: l, State: v1.State(state)}) {
-				if err != nil {
-					return err
-				}
-				all = append(all, sb)
-			}
-			switch {
-			case asJSON:
-				return a.json(all)
-			case quiet:
-				for _, sb := range all {
-					if _, err := fmt.Fprintln(a.stdout, sb.ID); err != nil {
-						return err
+			o := client.ListOptions{Labels: l, State: v1.State(state)}
+			show := func(all []v1.Sandbox) error {
+				switch {
+				case asJSON && watch:
+					return a.jsonLine(all)
+				case asJSON:
+					return a.json(all)
+				case quiet:
+					for _, sb := range all {
+						if _, err := fmt.Fprintln(a.stdout, sb.ID); err != nil {
+							return err
+						}
 					}
+					return nil
 				}
-				return nil
+				return a.sandboxTable(all, wide, time.Now())
 			}
-			rows := make([][]string, len(all))
-			for i, sb := range all {
-				rows[i] = []string{
-					sb.ID, string(sb.State), orDash(sb.Spec.Image), string(sb.Spec.Backend), sb.Node,
-					age(sb.CreatedAt, time.Now()), size(sb.Spec.MemoryBytes), pairs(sb.Spec.Labels),
-				}
+			if watch {
+				return a.watchList(cmd.Context(), c, o, show)
 			}
-			return table(a.stdout, []string{"ID", "STATE", "IMAGE", "BACKEND", "NODE", "AGE", "MEMORY", "LABELS"}, rows)
+			all, err := listAll(cmd.Context(), c, o)
+			if err != nil {
+				return err
+			}
+			return show(all)
 		},
 	}
 	f := cmd.Flags()
 	f.StringArrayVarP(&labels, "label", "l", nil, "only those with this label, KEY=VALUE (repeatable)")
 	f.StringVar(&state, "state", "", "only those in this state: "+strings.Join(states, ", "))
 	f.BoolVarP(&quiet, "quiet", "q", false, "print ids only")
+	f.BoolVar(&wide, "wide", false, "more columns: node, backend, CPU, processes, when it expires; labels in full")
+	f.BoolVar(&watch, "watch", false, "list again at each change until Ctrl-C; with --json each list is a line")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(states, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
+}
+
+// narrowLabels is what of labels fits a table that is not --wide.
+const narrowLabels = 40
+
+func (a *app) sandboxTable(all []v1.Sandbox, wide bool, now time.Time) error {
+	head := []string{"ID", "STATE", "IMAGE", "AGE", "MEMORY", "LABELS"}
+	if wide {
+		head = []string{"ID", "STATE", "IMAGE", "AGE", "EXPIRES", "CPU", "MEMORY", "PIDS", "NODE", "BACKEND", "LABELS"}
+	}
+	rows := make([][]string, len(all))
+	for i, sb := range all {
+		s := sb.Spec
+		rows[i] = []string{sb.ID, string(sb.State), orDash(s.Image), age(sb.CreatedAt, now)}
+		if wide {
+			expires := "-"
+			if sb.ExpiresAt != nil {
+				expires = "in " + age(now, *sb.ExpiresAt)
+			}
+			rows[i] = append(rows[i], expires, fmt.Sprintf("%g", float64(s.CPUMillis)/1000), size(s.MemoryBytes), fmt.Sprint(s.PIDs), sb.Node, string(s.Backend), pairs(s.Labels))
+		} else {
+			rows[i] = append(rows[i], size(s.MemoryBytes), oneLine(pairs(s.Labels), narrowLabels))
+		}
+	}
+	return table(a.stdout, head, rows)
+}
+
+// listAll returns all that o selects.
+func listAll(ctx context.Context, c *client.Client, o client.ListOptions) ([]v1.Sandbox, error) {
+	all := []v1.Sandbox{}
+	for sb, err := range c.All(ctx, o) {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, sb)
+	}
+	return all, nil
+}
+
+// watchPause gathers changes that come together into one list.
+const watchPause = 300 * time.Millisecond
+
+// watchList shows a list again and again, at each change, until ctx ends.
+func (a *app) watchList(ctx context.Context, c *client.Client, o client.ListOptions, show func([]v1.Sandbox) error) error {
+	for n := 0; ; n++ {
+		var all []v1.Sandbox
+		first, err := c.List(ctx, client.ListOptions{Limit: 1}) // for its revision, which is before what the list tells
+		if err == nil {
+			all, err = listAll(ctx, c, o)
+		}
+		if ctx.Err() != nil {
+			return nil // Ctrl-C is how it is meant to end
+		}
+		if err != nil {
+			return err
+		}
+		if n > 0 && isTerminal(a.stdout) {
+			fmt.Fprint(a.stdout, clearScreen)
+		} else if n > 0 && !a.asJSON {
+			fmt.Fprintln(a.stdout)
+		}
+		if err := show(all); err != nil {
+			return err
+		}
+		for e, err := range c.Events(ctx, client.EventOptions{From: first.Revision, Follow: true, Labels: o.Labels}) {
+			if err != nil && !errors.Is(err, errs.RevisionCompacted) {
+				return err
+			}
+			if err != nil || e.Sandbox != nil {
+				break
+			}
+		}
+		select {
+		case <-time.After(watchPause):
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 func (a *app) inspectCmd() *cobra.Command {
@@ -89,8 +172,9 @@ func (a *app) inspectCmd() *cobra.Command {
 		Short: "Show all about sandboxes: spec, state, times, usage",
 		Long: `Inspect shows all that is known of sandboxes. What the spec leaves open is shown as it
 is in effect, with --json as it was asked for. One that cannot be shown does not keep the
-others from it; the exit code is 1 then.`,
-		Example: `  dsec inspect saaaaaabbbbbccccccccccd
+others from it; the exit code is 1 then. Of one that was removed the error says when and
+why: somebody asked, --ttl, its lease, and whether it had failed before.`,
+		Example: `  dsec inspect saaaaaabbbbbcccccccccc
   dsec inspect --json $(dsec ls -q)`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.completeSandboxes(-1),
@@ -101,8 +185,15 @@ others from it; the exit code is 1 then.`,
 			}
 			all := make([]*v1.Sandbox, 0, len(args))
 			var failed []error
-			for _, id := range args {
-				sb, err := c.Get(cmd.Context(), id)
+			refs, err := c.Resolve(cmd.Context(), args...)
+			if err != nil {
+				return err
+			}
+			for _, r := range refs {
+				var sb *v1.Sandbox
+				if err = r.Err; err == nil {
+					sb, err = c.Get(cmd.Context(), r.ID)
+				}
 				if err != nil {
 					failed = append(failed, err)
 					continue

@@ -19,6 +19,7 @@ import (
 
 func (a *app) logsCmd() *cobra.Command {
 	var follow, asJSON bool
+	tail := -1
 	cmd := &cobra.Command{
 		Use:   "logs ID [PROCESS]",
 		Short: "Print the kept output of processes",
@@ -31,16 +32,21 @@ See 'dsec ps --help' for how much is kept; what is not is told on stderr, or as 
 Logs only looks: whatever becomes of it or of who reads it, the processes go on. Stdout
 and stderr are kept apart, so the order within each is right, but not which line of one
 came before which of the other; a command run with 2>&1 has one order.`,
-		Example:           "  dsec logs $id server\n  dsec logs -f $id\n  dsec logs --json $id",
+		Example: `  dsec logs $id server
+  dsec logs --follow --tail 20 $id server
+  dsec logs -f $id
+  dsec logs --json $id`,
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeProcess(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			sb := c.Sandbox(args[0])
-			l := &logs{app: a, sb: sb, follow: follow, json: asJSON}
+			if tail < -1 {
+				return usagef("--tail must not be negative")
+			}
+			l := &logs{app: a, sb: sb, follow: follow, json: asJSON, tail: tail}
 			if len(args) == 2 {
 				info, err := findProcess(cmd, sb, selector(args[1]))
 				if err != nil {
@@ -56,6 +62,8 @@ came before which of the other; a command run with 2>&1 has one order.`,
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more until the processes end")
+	cmd.Flags().IntVarP(&tail, "tail", "n", -1, "only the last lines of each of stdout and stderr, this many, and what follows (default all)")
+	cmd.Flags().Lookup("tail").DefValue = "0" // of which nothing is said
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print each line of output as a line of JSON: pid, tag, stream, text")
 	return cmd
 }
@@ -65,6 +73,7 @@ type logs struct {
 	*app
 	sb           *client.Sandbox
 	follow, json bool
+	tail         int        // lines of each stream; -1: all
 	mu           sync.Mutex // one line at a time
 }
 
@@ -100,12 +109,71 @@ func (l *logs) one(ctx context.Context, info *msg.ProcessInfo, prefix string) er
 			l.jsonLine(logJSON{PID: info.Pid, Tag: info.Tag, Stream: streamName(stderr), Gap: &logsGap{from, to}})
 		}
 	}
-	p, err := l.sb.Attach(ctx, client.Selector{PID: info.Pid}, o, client.AttachOptions{NoFollow: !l.follow})
+	at := client.AttachOptions{NoFollow: !l.follow}
+	if l.tail >= 0 {
+		var err error
+		if at.StdoutFrom, at.StderrFrom, err = l.last(ctx, info.Pid, o); err != nil || !l.follow {
+			return errors.Join(err, flush())
+		}
+	}
+	p, err := l.sb.Attach(ctx, client.Selector{PID: info.Pid}, o, at)
 	if err != nil {
 		return err
 	}
 	_, err = p.Wait()
 	return errors.Join(err, flush())
+}
+
+// last prints the last lines that are kept, and returns where they end.
+func (l *logs) last(ctx context.Context, pid uint32, to client.IO) (stdout, stderr uint64, err error) {
+	out, errOut := &tailBuffer{lines: l.tail}, &tailBuffer{lines: l.tail}
+	p, err := l.sb.Attach(ctx, client.Selector{PID: pid}, client.IO{Stdout: out, Stderr: errOut}, client.AttachOptions{NoFollow: true})
+	if err != nil {
+		return 0, 0, err
+	}
+	if _, err = p.Wait(); err == nil {
+		_, err = to.Stdout.Write(out.content())
+	}
+	if err == nil {
+		_, err = to.Stderr.Write(errOut.content())
+	}
+	stdout, stderr = p.Offsets()
+	return stdout, stderr, err
+}
+
+// tailBuffer keeps the last lines of what is written to it; one without its end counts.
+type tailBuffer struct {
+	lines int
+	buf   []byte
+	kept  int // what was left when it was last cut
+}
+
+func (t *tailBuffer) Write(p []byte) (int, error) {
+	t.buf = append(t.buf, p...)
+	if len(t.buf) > 2*t.kept+maxLine {
+		t.content()
+		t.kept = len(t.buf)
+	}
+	return len(p), nil
+}
+
+// content cuts what is kept to the last lines and returns it.
+func (t *tailBuffer) content() []byte {
+	end := len(t.buf)
+	if end > 0 && t.buf[end-1] == '\n' {
+		end--
+	}
+	for n := 0; n < t.lines; n++ {
+		if end = bytes.LastIndexByte(t.buf[:max(end, 0)], '\n'); end < 0 {
+			return t.buf
+		}
+	}
+	cut := end + 1
+	if t.lines == 0 {
+		cut = len(t.buf)
+	}
+	t.buf = t.buf[:copy(t.buf, t.buf[cut:])]
+	return t.buf
 }
 
 // lines writes one stream's lines, as text or JSON.
@@ -173,7 +241,7 @@ func (l *logs) all(ctx context.Context, procs []*msg.ProcessInfo) error {
 	}
 	wg.Wait()
 	if gone > 0 {
-		fmt.Fprintf(l.stderr, "dsec: the output of %d more processes is no longer kept; 'dsec ps' tells how they ended\n", gone)
+		l.note("the output of %d more processes is no longer kept; 'dsec ps' tells how they ended", gone)
 	}
 	if unwritable != nil {
 		return unwritable

@@ -121,17 +121,17 @@ func TestCreateLsInspectRm(t *testing.T) {
 	if out := c.ok("rm", "--label", "job=b"); strings.Count(out, "\n") != 2 {
 		t.Errorf("%q", out)
 	}
-	c.fails(2, "confirm with --yes", "rm", "--all")
-	c.ok("rm", "--all", "--yes")
+	c.fails(2, "confirm with --force", "rm", "--all")
+	c.ok("rm", "--all", "--force")
 	if n := len(c.s.Sandboxes()); n != 0 {
 		t.Errorf("%d left", n)
 	}
-	c.ok("rm", "--all", "--yes") // of nothing
+	c.ok("rm", "--all", "--force") // of nothing
 	if key := c.ok("create", "--idempotency-key", "k", "busybox"); key != c.ok("create", "--idempotency-key", "k", "busybox") {
 		t.Error("one key made two sandboxes")
 	}
-	c.ok("rm", "--all", "--yes")
-	if r := c.run("rm", "--all", "--yes"); r.code != 0 || !strings.Contains(r.err, "there are no sandboxes") {
+	c.ok("rm", "--all", "--force")
+	if r := c.run("rm", "--all", "--force"); r.code != 0 || !strings.Contains(r.err, "there are no sandboxes") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -578,6 +578,9 @@ func TestHelp(t *testing.T) {
 	walk = func(cmd *cobra.Command) {
 		if cmd.Short == "" || cmd.Example == "" {
 			t.Errorf("%s has no description or no example", cmd.CommandPath())
+		}
+		if n := strings.Count(strings.TrimRight(cmd.Example, "\n"), "\n"); n < 1 {
+			t.Errorf("%s has one example, want two or more", cmd.CommandPath())
 		}
 		var out bytes.Buffer
 		args := append(strings.Fields(cmd.CommandPath())[1:], "--help")

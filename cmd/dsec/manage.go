@@ -17,7 +17,7 @@ import (
 )
 
 func (a *app) nodeCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "node", Short: "Look at the machines", Example: "  dsec node ls", Args: cobra.NoArgs, RunE: needVerb}
+	cmd := &cobra.Command{Use: "node", Short: "Look at the machines", Example: "  dsec node ls\n  dsec node ls --json", Args: cobra.NoArgs, RunE: needVerb}
 	var asJSON bool
 	ls := &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List the nodes with their load",
@@ -64,7 +64,7 @@ func largest(r v1.Resources) string {
 }
 
 func (a *app) tokenCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "token", Short: "Make and revoke tokens", Example: "  dsec token create ci --right sandbox --ttl 24h", Args: cobra.NoArgs, RunE: needVerb}
+	cmd := &cobra.Command{Use: "token", Short: "Make and revoke tokens", Example: "  dsec token create ci --right sandbox --ttl 24h\n  dsec token ls\n  dsec token rm ci", Args: cobra.NoArgs, RunE: needVerb}
 	var asJSON bool
 	rm := &cobra.Command{
 		Use: "rm ID|NAME...", Aliases: []string{"delete"}, Short: "Revoke tokens, by id or by a name that one token has",
@@ -114,7 +114,7 @@ func (a *app) tokenCreateCmd() *cobra.Command {
 	var asJSON bool
 	create := &cobra.Command{
 		Use: "create NAME", Short: "Make a token and print its secret, once",
-		Example: "  dsec token create ci --right sandbox --right read --ttl 24h",
+		Example: "  dsec token create ci --right sandbox --right read --ttl 24h\n  DSEC_TOKEN=$(dsec token create --right read viewer) dsec ls",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := v1.TokenRequest{Name: args[0], TTL: v1.Seconds(ttl.Seconds())}
@@ -125,9 +125,6 @@ func (a *app) tokenCreateCmd() *cobra.Command {
 				default:
 					return usagef("--right %q: it is one of read, sandbox, image, admin", r)
 				}
-			}
-			if ttl < 0 {
-				return usagef("--ttl must not be negative")
 			}
 			if len(req.Rights) == 0 {
 				return usagef("give the token at least one --right: read, sandbox, image, admin")
@@ -148,7 +145,7 @@ func (a *app) tokenCreateCmd() *cobra.Command {
 		},
 	}
 	create.Flags().StringSliceVar(&rights, "right", nil, "what it may do: read, sandbox, image, admin (repeatable)")
-	create.Flags().DurationVar(&ttl, "ttl", 0, "until when it holds, such as 24h (default: until revoked)")
+	create.Flags().Var(newDuration(&ttl), "ttl", "until when it holds, such as 24h (default: until revoked)")
 	create.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	create.RegisterFlagCompletionFunc("right", cobra.FixedCompletions([]string{"read", "sandbox", "image", "admin"}, cobra.ShellCompDirectiveNoFileComp))
 	return create
@@ -157,7 +154,7 @@ func (a *app) tokenCreateCmd() *cobra.Command {
 func (a *app) tokenLsCmd() *cobra.Command {
 	var asJSON bool
 	ls := &cobra.Command{
-		Use: "ls", Aliases: []string{"list"}, Short: "List tokens, without their secrets", Example: "  dsec token ls --json", Args: cobra.NoArgs,
+		Use: "ls", Aliases: []string{"list"}, Short: "List tokens, without their secrets", Example: "  dsec token ls\n  dsec token ls --json | jq -r .[].name", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
 			if err != nil {

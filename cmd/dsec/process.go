@@ -98,11 +98,11 @@ offset on output is still there.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeSandboxes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			procs, err := c.Sandbox(args[0]).Processes(cmd.Context())
+			procs, err := sb.Processes(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -143,7 +143,7 @@ func oneLine(s string, width int) string {
 
 func (a *app) killCmd() *cobra.Command {
 	sig := "TERM"
-	var all bool
+	var all, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "kill ID PROCESS",
 		Short: "Send a signal to a process and all it started",
@@ -172,17 +172,29 @@ its --pids, in which exec fails: killing needs no new process.`,
 			if err != nil {
 				return err
 			}
-			c, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
+			done := struct {
+				Sandbox string `json:"sandbox"`
+				Process string `json:"process,omitempty"` // none: all
+				Signal  int    `json:"signal"`
+			}{Sandbox: sb.ID(), Signal: n}
 			if all {
-				return c.Sandbox(args[0]).KillAll(cmd.Context(), n)
+				err = sb.KillAll(cmd.Context(), n)
+			} else {
+				done.Process = args[1]
+				err = sb.Kill(cmd.Context(), selector(args[1]), n)
 			}
-			return c.Sandbox(args[0]).Kill(cmd.Context(), selector(args[1]), n)
+			if err != nil || !asJSON {
+				return err
+			}
+			return a.jsonLine(done)
 		},
 	}
 	cmd.Flags().StringVarP(&sig, "signal", "s", sig, "signal, by name or number")
+	cmd.Flags().BoolVar(&asJSON, jsonFlag, false, "print what was signalled as JSON: sandbox, process, signal")
 	cmd.Flags().BoolVar(&all, "all", false, "signal every process of the sandbox but its PID 1")
 	cmd.RegisterFlagCompletionFunc("signal", cobra.FixedCompletions(signalNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
@@ -200,7 +212,8 @@ func parseSignal(s string) (int, error) {
 
 func (a *app) attachCmd() *cobra.Command {
 	var from uint64
-	var noStdin bool
+	var noStdin, asJSON bool
+	maxOutput := bytesValue(defaultMaxOutput)
 	cmd := &cobra.Command{
 		Use:   "attach ID PROCESS",
 		Short: "Connect to a process that was started before",
@@ -212,37 +225,53 @@ and Ctrl-P Ctrl-Q leaves (only attach has that; exec and shell pass both keys on
 an output that cannot be written any more, such as a pipe whose reader has ended: attach
 never ends the process.`,
 		Example: `  dsec attach $id server
-  dsec attach --from 1048576 --no-stdin $id 42 > rest.log`,
+  dsec attach --from 1048576 --no-stdin $id 42 > rest.log
+  dsec attach --json --no-stdin $id train | jq .exit_code`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeProcess(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return platform(err)
+			switch {
+			case cmd.Flags().Changed("max-output") && !asJSON:
+				return usagef("--max-output is for --json")
+			case maxOutput < 1:
+				return usagef("--max-output must be more than 0")
 			}
-			sb, sel := c.Sandbox(args[0]), selector(args[1])
-			info, err := findProcess(cmd, sb, sel)
-			if err != nil {
-				return platform(err)
+			var r *result
+			if asJSON {
+				r = newResult(maxOutput)
 			}
-			return platform(a.attach(cmd, sb, info, from, !noStdin))
+			var info *msg.ProcessInfo
+			sb, err := a.sandbox(cmd.Context(), args[0])
+			if err == nil {
+				info, err = findProcess(cmd, sb, selector(args[1]))
+			}
+			if err == nil {
+				err = a.attach(cmd, sb, info, from, !noStdin, r)
+			}
+			return a.printResult(cmd.Context(), r, platform(err))
 		},
 	}
 	cmd.Flags().Uint64Var(&from, "from", 0, "offset of stdout (or the terminal) to start at")
 	cmd.Flags().BoolVar(&noStdin, "no-stdin", false, "only look")
+	cmd.Flags().BoolVar(&asJSON, jsonFlag, false, "print the outcome as an object when it has ended, as 'dsec exec --json' does")
+	cmd.Flags().Var(&maxOutput, "max-output", "with --json: keep this much of each of stdout and stderr")
 	return cmd
 }
 
-func (a *app) attach(cmd *cobra.Command, sb *client.Sandbox, info *msg.ProcessInfo, from uint64, stdin bool) error {
+func (a *app) attach(cmd *cobra.Command, sb *client.Sandbox, info *msg.ProcessInfo, from uint64, stdin bool, r *result) error {
 	o := client.IO{Stdout: a.stdout, Stderr: a.stderr, OnGap: a.reportGap}
+	if r != nil {
+		r.sandbox, r.pid = sb.ID(), info.Pid
+		o.Stdout, o.Stderr, o.OnGap = &r.out, &r.errOut, func(bool, uint64, uint64) { r.lost = true }
+	}
 	stdin = stdin && info.Running && info.Start != nil && (info.Start.Stdin || info.Start.Pty != nil)
-	tty := stdin && info.Start.Pty != nil && isTerminal(a.stdin)
+	tty := r == nil && stdin && info.Start.Pty != nil && isTerminal(a.stdin)
 	if from > info.StdoutBytes {
-		note := fmt.Sprintf("dsec: offset %d is past the end of the output, which has %d bytes", from, info.StdoutBytes)
+		note := fmt.Sprintf("offset %d is past the end of the output, which has %d bytes", from, info.StdoutBytes)
 		if info.Running {
 			note += " so far"
 		}
-		fmt.Fprintln(a.stderr, note)
+		a.note("%s", note)
 	}
 	var p *client.Process
 	started := make(chan struct{})
@@ -269,11 +298,11 @@ func (a *app) attach(cmd *cobra.Command, sb *client.Sandbox, info *msg.ProcessIn
 		p.Resize(cmd.Context(), initial)
 		defer a.followSize(cmd.Context(), p)()
 	}
-	return a.wait(p, nil)
+	return a.follow(p, r)
 }
 
 func (a *app) reportGap(stderr bool, from, to uint64) {
-	fmt.Fprintf(a.stderr, "dsec: %d bytes of %s from offset %d are no longer kept\n", to-from, streamName(stderr), from)
+	a.note("%d bytes of %s from offset %d are no longer kept", to-from, streamName(stderr), from)
 }
 
 func streamName(stderr bool) string {

@@ -25,12 +25,20 @@ type progress struct {
 // progress starts showing work of total (0: unknown) bytes or pieces. Pieces whose
 // results are printed on the terminal need no bar.
 func (a *app) progress(name string, total int64, bytes bool) *progress {
-	p := &progress{out: a.stderr, name: name, bytes: bytes}
+	p := &progress{out: a.aside(), name: name, bytes: bytes}
 	if isTerminal(a.stderr) && (bytes || !isTerminal(a.stdout)) {
 		p.pool = mpb.New(mpb.WithOutput(a.stderr), mpb.WithWidth(40))
 		p.start(name, total)
 	}
 	return p
+}
+
+// aside is where to say how long work goes on: not where a failure's object would be read.
+func (a *app) aside() io.Writer {
+	if a.asJSON && !isTerminal(a.stderr) {
+		return io.Discard
+	}
+	return a.stderr
 }
 
 func (p *progress) start(name string, total int64) {

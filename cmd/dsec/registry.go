@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -169,82 +168,12 @@ func (a *app) imagePushCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *app) imageExportCmd() *cobra.Command {
-	var format string
-	formats := []string{client.ExportDocker, client.ExportOCI}
-	cmd := &cobra.Command{
-		Use: "export NAME FILE", Short: "Write an image as an archive that other tools read",
-		Long: `Writes an image, or a snapshot, as a tar that 'docker load', podman, skopeo and 'dsec image import'
-read. FILE may be - for stdout. It has one layer; for a snapshot with its layers use 'dsec snapshot export'.`,
-		Example: "  dsec image export debian debian.tar\n  dsec image export snap:with-deps - | docker load",
-		Args:    cobra.ExactArgs(2), ValidArgsFunction: a.completeImages(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if format != client.ExportDocker && format != client.ExportOCI {
-				return usagef("--format %q: it is one of %s", format, strings.Join(formats, ", "))
-			}
-			return a.export(cmd.Context(), args[0], format, args[1])
-		},
-	}
-	cmd.Flags().StringVar(&format, "format", client.ExportDocker, "media types: docker or oci")
-	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
-	return cmd
-}
-
-// export writes an archive to a file, which is there only if it is whole, or to stdout ("-").
-func (a *app) export(ctx context.Context, name, format, file string) (err error) {
-	c, err := a.client()
-	if err != nil {
-		return err
-	}
-	bar := a.progress("export "+name, 0, true)
-	defer bar.end()
-	if file == "-" {
-		if isTerminal(a.stdout) {
-			return usagef("the archive would go to the terminal; name a file, or pipe it on")
-		}
-		return c.Export(ctx, name, format, &counted{a.stdout, 0, bar.set})
-	}
-	f, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".part-*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", file, err)
-	}
-	defer func() {
-		if err != nil {
-			os.Remove(f.Name())
-		}
-	}()
-	err = c.Export(ctx, name, format, &counted{f, 0, bar.set})
-	if cerr := f.Close(); err == nil && cerr != nil {
-		err = fmt.Errorf("write %s: %w", file, cerr)
-	}
-	if err != nil {
-		return err
-	}
-	if err := os.Chmod(f.Name(), 0o644); err != nil {
-		return fmt.Errorf("write %s: %w", file, err)
-	}
-	return os.Rename(f.Name(), file)
-}
-
-type counted struct {
-	w    io.Writer
-	n    int64
-	tell func(int64)
-}
-
-func (c *counted) Write(p []byte) (int, error) {
-	n, err := c.w.Write(p)
-	c.n += int64(n)
-	c.tell(c.n)
-	return n, err
-}
-
 func (a *app) snapshotExportCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "export NAME FILE", Short: "Write a snapshot with all its layers, for another cluster",
 		Long: `Writes a snapshot and all the layers it needs as one archive, for 'dsec snapshot import' here or
 elsewhere. FILE may be - for stdout. For other tools use 'dsec image export snap:NAME'.`,
-		Example: "  dsec snapshot export with-deps with-deps.tar",
+		Example: "  dsec snapshot export with-deps with-deps.tar\n  dsec snapshot export with-deps - | zstd > with-deps.tar.zst",
 		Args:    cobra.ExactArgs(2), ValidArgsFunction: a.completeSnapshots(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.export(cmd.Context(), v1.SnapshotPrefix+strings.TrimPrefix(args[0], v1.SnapshotPrefix), client.ExportSnapshot, args[1])

@@ -2,17 +2,20 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 )
 
@@ -67,13 +70,16 @@ func (e *usageError) Error() string { return e.msg }
 
 func usagef(format string, args ...any) error { return &usageError{msg: fmt.Sprintf(format, args...)} }
 
-// report prints err (what, why, what to do next) and returns the exit code.
-func (a *app) report(ctx context.Context, cmd *cobra.Command, err error) int {
+// report prints err (what, why, what to do next) and returns the exit code. For a verb
+// with --json it is one object.
+func (a *app) report(ctx context.Context, cmd *cobra.Command, args []string, err error) int {
 	code := exitCode(ctx, err)
 	var sig signalError
 	var ue *usageError
 	switch {
 	case causeOf(err) == nil || code == exitPipe: // the command's own end; or whoever read us has left
+	case a.asJSON || wantsJSON(cmd, args):
+		a.reportJSON(ctx, cmd, err)
 	case errors.As(context.Cause(ctx), &sig):
 		fmt.Fprintf(a.stderr, "dsec: %v\n", sig)
 	case isUsage(err):
@@ -122,6 +128,65 @@ func isUsage(err error) bool {
 	return errors.As(err, &ue) || strings.HasPrefix(err.Error(), "unknown command")
 }
 
+// wantsJSON says whether a command line that could not be parsed asks for JSON.
+func wantsJSON(cmd *cobra.Command, args []string) bool {
+	if cmd.Flags().Lookup(jsonFlag) == nil {
+		return false
+	}
+	if i := slices.Index(args, "--"); i >= 0 {
+		args = args[:i]
+	}
+	return slices.Contains(args, "--"+jsonFlag) || slices.Contains(args, "--"+jsonFlag+"=true")
+}
+
+// failureJSON is what a verb with --json prints on stderr when it fails.
+type failureJSON struct {
+	Error *v1.Problem `json:"error"`
+}
+
+// reportJSON prints err as one object, with the fields that the API's errors have.
+func (a *app) reportJSON(ctx context.Context, cmd *cobra.Command, err error) {
+	p := problemOf(cmd, err)
+	var sig signalError
+	if errors.As(context.Cause(ctx), &sig) {
+		p = v1.ProblemOf(errs.New(errs.RequestCanceled, "dsec", sig.Error()))
+	}
+	json.NewEncoder(a.stderr).Encode(failureJSON{p}) // nobody is left to tell of a failure
+}
+
+// problemOf renders any error of ours as the API would.
+func problemOf(cmd *cobra.Command, err error) *v1.Problem {
+	var e *errs.Error
+	var ue *usageError
+	var ne *nextError
+	var xe *exec.Error
+	switch {
+	case errors.As(err, &e):
+		p := v1.ProblemOf(e)
+		p.Message, p.RequestID = whatFailed(err, e), e.Details["request_id"]
+		return p
+	case isUsage(err):
+		next := "see '" + cmd.CommandPath() + " --help'"
+		if errors.As(err, &ue) && ue.suggestion != "" {
+			next = "did you mean " + ue.suggestion + "? " + next
+		}
+		return v1.ProblemOf(errs.New(errs.BadRequest, "dsec.usage", err.Error()).Advise(next))
+	case errors.As(err, &ne):
+		return v1.ProblemOf(errs.New(errs.InternalError, "dsec", err.Error()).Advise(ne.next))
+	case errors.As(err, &xe):
+		return v1.ProblemOf(errs.New(errs.LocalFile, "dsec", err.Error()).Advise("install " + xe.Name))
+	}
+	return v1.ProblemOf(errs.New(errs.InternalError, "dsec", err.Error()))
+}
+
+// whatFailed is the message of e with what err says was tried before it.
+func whatFailed(err error, e *errs.Error) string {
+	if prefix, ok := strings.CutSuffix(err.Error(), e.Error()); ok {
+		return prefix + e.Message
+	}
+	return e.Message
+}
+
 func (a *app) reportUsage(cmd *cobra.Command, err error, ue *usageError) {
 	fmt.Fprintf(a.stderr, "dsec: %v\n", err)
 	if ue != nil && ue.suggestion != "" {
@@ -144,11 +209,7 @@ func (a *app) reportError(err error) {
 		}
 		return
 	}
-	what := e.Message
-	if prefix, ok := strings.CutSuffix(err.Error(), e.Error()); ok && prefix != "" {
-		what = prefix + e.Message
-	}
-	fmt.Fprintf(a.stderr, "dsec: %s\n", what)
+	fmt.Fprintf(a.stderr, "dsec: %s\n", whatFailed(err, e))
 	if e.Cause != nil {
 		fmt.Fprintf(a.stderr, "  why:   %v\n", e.Cause)
 	}

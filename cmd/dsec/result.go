@@ -51,6 +51,14 @@ func (a *app) printResult(ctx context.Context, r *result, err error) error {
 	if r == nil {
 		return err
 	}
+	if perr := a.jsonLine(r.json(ctx, err)); perr != nil {
+		return perr
+	}
+	return err
+}
+
+// json is r as the outcome err.
+func (r *result) json(ctx context.Context, err error) resultJSON {
 	x := r.exit
 	j := resultJSON{
 		Sandbox: r.sandbox, PID: r.pid, ExitCode: exitCode(ctx, err), Signal: x.Signal, TimedOut: x.TimedOut, IdleTimedOut: x.IdleTimedOut,
@@ -66,10 +74,7 @@ func (a *app) printResult(ctx context.Context, r *result, err error) error {
 	} else if cause := causeOf(err); cause != nil {
 		j.Error = v1.ProblemOf(cause)
 	}
-	if perr := a.jsonLine(j); perr != nil {
-		return perr
-	}
-	return err
+	return j
 }
 
 // capture keeps the begin and the end of what is written to it.

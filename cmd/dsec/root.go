@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 
@@ -21,7 +22,11 @@ type app struct {
 
 	url, token, contextFile string // global flags
 	conn                    *client.Client
+	asJSON                  bool // the verb was given --json: stderr holds a failure's object and nothing else
 }
+
+// jsonFlag is the flag of every verb whose output a script would read.
+const jsonFlag = "json"
 
 // main runs one command line and returns the exit code.
 func (a *app) main(ctx context.Context, args []string) int {
@@ -31,7 +36,7 @@ func (a *app) main(ctx context.Context, args []string) int {
 	if a.conn != nil {
 		a.conn.Close()
 	}
-	return a.report(ctx, cmd, err)
+	return a.report(ctx, cmd, args, err)
 }
 
 func (a *app) root() *cobra.Command {
@@ -43,9 +48,24 @@ func (a *app) root() *cobra.Command {
 'dsec up' starts a server on this machine and writes a context file, from which all
 other verbs know it. DSEC_URL and DSEC_TOKEN, or --url and --token, name another one.
 
+Environment:
+  DSEC_URL          the server: http://, https:// or unix:///path
+  DSEC_TOKEN        the token for it ('dsec token create', or DATA/root.token)
+  XDG_CONFIG_HOME   where dsec/context.json is, which 'dsec up' writes (default ~/.config)
+
+Flags go before the environment, and that before the context file, whose token is sent to
+no other server than its own.
+
+An ID may be cut short while it means one sandbox: write the beginning of an id, or of
+its last ten characters, since the ids of a node begin alike.
+
 Exit codes: 0 success, 1 failure, 2 wrong usage. exec and run return the command's own
 code; 125 when the platform failed, 126 when the command cannot be executed, 127 when
-there is no such command, 128+n after signal n.`,
+there is no such command, 128+n after signal n.
+
+With --json results are JSON on stdout, and a failure is one object on stderr:
+{"error":{"code","class","phase","message","hint","cause","retryable","is_infra",…}}, as
+the API has it. is_infra says that it is the platform's fault, not the command's.`,
 		Example: `  dsec up --detach
   dsec image import debian ./debian.tar
   dsec run debian -- python3 -c 'print(6*7)'
@@ -54,6 +74,11 @@ there is no such command, 128+n after signal n.`,
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,
 		Args:                       cobra.NoArgs,
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
+			if f := cmd.Flags().Lookup(jsonFlag); f != nil {
+				a.asJSON = f.Value.String() == "true"
+			}
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return cmd.Help()
 		},
@@ -72,8 +97,8 @@ there is no such command, 128+n after signal n.`,
 		&cobra.Group{ID: "manage", Title: "Images and management:"},
 	)
 	for id, cmds := range map[string][]*cobra.Command{
-		"sandbox": {a.runCmd(), a.createCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd(), a.forkCmd(), a.snapshotCmd(), a.eventsCmd()},
-		"inside":  {a.execCmd(), a.shellCmd(), a.psCmd(), a.attachCmd(), a.killCmd(), a.logsCmd(), a.cpCmd()},
+		"sandbox": {a.runCmd(), a.createCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd(), a.forkCmd(), a.snapshotCmd(), a.statsCmd(), a.eventsCmd()},
+		"inside":  {a.execCmd(), a.shellCmd(), a.psCmd(), a.attachCmd(), a.killCmd(), a.logsCmd(), a.waitCmd(), a.cpCmd(), a.sessionCmd(), a.portsCmd(), a.portForwardCmd()},
 		"manage":  {a.upCmd(), a.downCmd(), a.doctorCmd(), a.imageCmd(), a.nodeCmd(), a.tokenCmd(), a.benchCmd(), a.versionCmd()},
 	} {
 		for _, c := range cmds {
@@ -132,6 +157,13 @@ func (a *app) jsonLine(v any) error { return json.NewEncoder(a.stdout).Encode(v)
 func isTerminal(v any) bool {
 	f, ok := v.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// note says something on the side, for people.
+func (a *app) note(format string, args ...any) {
+	if !a.asJSON {
+		fmt.Fprintf(a.stderr, "dsec: "+format+"\n", args...)
+	}
 }
 
 var errNoTerminal = errors.New("-t needs a terminal on stdin; leave it out, or run it from one")

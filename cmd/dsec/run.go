@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
@@ -20,9 +19,10 @@ const minLease = v1.MinLease * time.Second
 
 func (a *app) runCmd() *cobra.Command {
 	var sf specFlags
-	var tty, noStdin, asJSON bool
+	var tty, interactive, noStdin, asJSON bool
 	maxOutput := bytesValue(defaultMaxOutput)
-	var timeout, lease time.Duration
+	var c client.Cmd
+	lease := time.Minute
 	cmd := &cobra.Command{
 		Use:   "run [flags] IMAGE -- CMD [ARG...]",
 		Short: "Run one command in a new sandbox, then remove it",
@@ -42,10 +42,7 @@ If run itself is killed, or is stopped or cut off from the server for longer tha
 			if err != nil {
 				return err
 			}
-			if timeout < 0 {
-				return usagef("a timeout must not be negative")
-			}
-			if lease < 0 || lease > 0 && lease < minLease {
+			if lease > 0 && lease < minLease {
 				return usagef("--lease must be at least %v, or 0 for none", minLease)
 			}
 			spec.Lease = v1.Seconds(lease.Seconds())
@@ -61,11 +58,15 @@ If run itself is killed, or is stopped or cut off from the server for longer tha
 			if tty && !isTerminal(a.stdin) {
 				return &usageError{msg: errNoTerminal.Error()}
 			}
-			w := wiring{tty: tty, stdin: !noStdin}
+			if noStdin && (tty || cmd.Flags().Changed("interactive")) {
+				return usagef("--no-stdin cannot be used with -i or -t")
+			}
+			c.Path, c.Args = args[1], args[2:]
+			w := wiring{tty: tty, stdin: (interactive || tty) && !noStdin}
 			if asJSON {
 				w.result = newResult(maxOutput)
 			}
-			err = platform(a.runOnce(cmd.Context(), spec, client.Cmd{Path: args[1], Args: args[2:], Timeout: timeout}, w))
+			err = platform(a.runOnce(cmd.Context(), spec, c, w))
 			return a.printResult(cmd.Context(), w.result, err)
 		},
 	}
@@ -74,11 +75,13 @@ If run itself is killed, or is stopped or cut off from the server for longer tha
 	f := cmd.Flags()
 	f.SetInterspersed(true)
 	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal")
-	f.BoolVar(&noStdin, "no-stdin", false, "give the command no stdin")
+	f.BoolVarP(&interactive, "interactive", "i", true, "connect stdin")
+	f.BoolVar(&noStdin, "no-stdin", false, "give the command no stdin, as --interactive=false")
 	f.BoolVar(&asJSON, "json", false, "print the outcome as an object, as 'dsec exec --json' does")
 	f.Var(&maxOutput, "max-output", "with --json: keep this much of each of stdout and stderr")
-	f.DurationVar(&lease, "lease", time.Minute, "how long the sandbox outlives this program if that is killed or cut off; 0: for ever")
-	f.DurationVar(&timeout, "timeout", 0, "kill the command after this time")
+	f.Var(newDuration(&lease), "lease", "how long the sandbox outlives this program if that is killed or cut off; 0: for ever")
+	f.Var(newDuration(&c.Timeout), "timeout", "kill the command after this time, such as 90s")
+	f.Var(newDuration(&c.IdleTimeout), "idle-timeout", "kill the command after this time without output")
 	return cmd
 }
 
@@ -108,7 +111,7 @@ func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, w w
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 		defer cancel()
 		if rerr := sb.Delete(rctx); rerr != nil && !alreadyGone(rerr) {
-			fmt.Fprintf(a.stderr, "dsec: sandbox %s was not removed: %v\n", sb.ID(), rerr)
+			a.note("sandbox %s was not removed: %v", sb.ID(), rerr)
 		}
 	}()
 	return a.execute(ctx, sb, cmd, w)

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,15 +11,15 @@ import (
 
 // specFlags are the flags of run and create that make a spec.
 type specFlags struct {
-	backend, user, workdir, hostname string
-	workspace                        string
-	toolkits                         []string
-	cpu                              cpuValue
-	memory                           bytesValue
-	pids                             int64
-	env, labels                      []string
-	ttl                              time.Duration
-	flags                            *pflag.FlagSet
+	backend, user, cwd, hostname string
+	workspace                    string
+	toolkits                     []string
+	cpu                          cpuValue
+	memory                       bytesValue
+	pids                         int64
+	env, envFiles, labels        []string
+	ttl                          time.Duration
+	flags                        *pflag.FlagSet
 }
 
 func (s *specFlags) add(cmd *cobra.Command) {
@@ -31,19 +29,20 @@ func (s *specFlags) add(cmd *cobra.Command) {
 	f.StringVar(&s.workspace, "workspace", "", "image whose files lie over the base image: a repository with what it needs")
 	f.StringArrayVar(&s.toolkits, "toolkit", nil, "image whose files lie on top of that (repeatable; a later one over an earlier)")
 	f.Var(&s.cpu, "cpu", "CPU limit: 2, 0.5 or 500m (default 1)")
-	f.Var(&s.memory, "memory", "memory limit: 512MiB, 1g (default 512MiB)")
+	f.VarP(&s.memory, "memory", "m", "memory limit: 512MiB, 1g (default 512MiB)")
 	f.Int64Var(&s.pids, "pids", 0, "limit of processes and threads (default 1024)")
-	f.StringVar(&s.user, "user", "", "default user of processes (default the image's)")
-	f.StringVar(&s.workdir, "workdir", "", "default working directory (default the image's)")
+	f.StringVarP(&s.user, "user", "u", "", "default user of processes, name or uid, with :group if wanted (default the image's)")
+	f.StringVarP(&s.cwd, "cwd", "w", "", "default working directory (default the image's)")
 	f.StringVar(&s.hostname, "hostname", "", "host name (default the sandbox id)")
-	f.StringArrayVarP(&s.env, "env", "e", nil, "environment, KEY=VALUE, or KEY to pass the caller's (repeatable)")
+	dockerNames(cmd)
+	addEnv(cmd, &s.env, &s.envFiles)
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "label, KEY=VALUE (repeatable)")
 	cmd.RegisterFlagCompletionFunc("backend", cobra.FixedCompletions([]cobra.Completion{string(v1.BackendContainer), string(v1.BackendHollow)}, cobra.ShellCompDirectiveNoFileComp))
-	f.DurationVar(&s.ttl, "ttl", 0, "remove the sandbox after this time, such as 2h")
+	f.Var(newDuration(&s.ttl), "ttl", "remove the sandbox after this time, such as 2h")
 }
 
 func (s *specFlags) spec(image string) (v1.Spec, error) {
-	env, err := environment(s.env)
+	env, err := environment(s.env, s.envFiles)
 	if err != nil {
 		return v1.Spec{}, err
 	}
@@ -57,27 +56,8 @@ func (s *specFlags) spec(image string) (v1.Spec, error) {
 			return v1.Spec{}, usagef("--%s must be more than 0; leave it out for the default", name)
 		}
 	}
-	if s.ttl < 0 {
-		return v1.Spec{}, usagef("--ttl must not be negative")
-	}
 	return v1.Spec{
 		Backend: v1.Backend(s.backend), Image: image, Workspace: s.workspace, Toolkits: s.toolkits, CPUMillis: int64(s.cpu), MemoryBytes: int64(s.memory), PIDs: s.pids,
-		User: s.user, WorkDir: s.workdir, Hostname: s.hostname, Env: env, Labels: labels, MaxTTL: v1.Seconds(s.ttl.Seconds()),
+		User: s.user, WorkDir: s.cwd, Hostname: s.hostname, Env: env, Labels: labels, MaxTTL: v1.Seconds(s.ttl.Seconds()),
 	}, nil
-}
-
-// environment parses --env; KEY alone passes the caller's value on, if there is one.
-func environment(in []string) (map[string]string, error) {
-	var full []string
-	for _, s := range in {
-		if s != "" && !strings.Contains(s, "=") {
-			v, ok := os.LookupEnv(s)
-			if !ok {
-				continue
-			}
-			s += "=" + v
-		}
-		full = append(full, s)
-	}
-	return keyValues("env", full)
 }

@@ -10,6 +10,9 @@ import (
 	"time"
 )
 
+// clearScreen makes a terminal begin anew at the top.
+const clearScreen = "\x1b[H\x1b[2J"
+
 // table prints aligned columns.
 func table(w io.Writer, head []string, rows [][]string) error {
 	tw := tabwriter.NewWriter(w, 0, 4, 3, ' ', 0)

@@ -65,6 +65,13 @@ same data directory takes them over. 'dsec down' removes them.`,
 				return err
 			}
 			f.listen = cmd.Flags().Changed("listen")
+			if socket, ok := strings.CutPrefix(f.opts.Listen, "unix:"); ok { // others look for it from elsewhere
+				path, err := filepath.Abs(socket)
+				if err != nil {
+					return err
+				}
+				f.opts.Listen = "unix:" + path
+			}
 			if f.cert == "" && f.key == "" && exposed(cmd.Context(), f.opts.Listen) {
 				if !f.insecure {
 					return usagef("--listen %s: tokens would cross the network unencrypted; give --tls-cert and --tls-key, or --insecure if the network is trusted", f.opts.Listen)
@@ -96,7 +103,7 @@ same data directory takes them over. 'dsec down' removes them.`,
 	fl.StringVar(&f.opts.Objects.Store, "store", "", "where images are kept: a directory or s3://BUCKET/PREFIX (default DATA/store)")
 	fl.StringVar(&f.opts.Objects.Endpoint, "store-endpoint", "", "URL of the S3 service; keys are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 	fl.StringVar(&f.opts.Objects.Region, "store-region", "", "region of the S3 service (default us-east-1)")
-	fl.DurationVar(&f.opts.Objects.Latency, "store-latency", 0, "delay each operation of the store, for tests")
+	fl.Var(newDuration(&f.opts.Objects.Latency), "store-latency", "delay each operation of the store, for tests")
 	size(&f.opts.Objects.Rate, "store-rate", 0, "bytes per second that pass to and from the store, for tests (default no limit)")
 	size(&f.opts.ImageCache, "image-cache", 0, "image data that this machine keeps of the store (default no limit)")
 	size(&f.opts.ReserveMemory, "reserve-memory", up.DefaultReserveMemory, "memory that must be free for another sandbox to be admitted")
@@ -128,6 +135,10 @@ func (a *app) up(ctx context.Context, f *upFlags) error {
 	if f.opts.Data == "" {
 		return usagef("--data is empty")
 	}
+	var err error
+	if f.opts.Data, err = filepath.Abs(f.opts.Data); err != nil {
+		return err
+	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.level)); err != nil {
 		return usagef("--log-level %q: use debug, info, warn or error", f.level)
@@ -144,7 +155,6 @@ func (a *app) up(ctx context.Context, f *upFlags) error {
 		f.opts.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	}
 	f.opts.Objects.AccessKey, f.opts.Objects.SecretKey = os.Getenv("AWS_ACCESS_KEY_ID"), os.Getenv("AWS_SECRET_ACCESS_KEY")
-	var err error
 	if f.opts.Guest, err = bin.Guest(); err != nil {
 		return err
 	}
@@ -241,8 +251,30 @@ func (a *app) printUp(f *upFlags, info up.Info, state string) error {
 	if f.json {
 		return a.jsonLine(info)
 	}
-	_, err := fmt.Fprintf(a.stdout, "dsec %s at %s (node %s, pid %d)\n", state, info.URL, info.Node, info.PID)
+	_, err := fmt.Fprintf(a.stdout, "dsec %s at %s (node %s, pid %d)\n%s", state, info.URL, info.Node, info.PID, a.whatNext(f, info))
 	return err
+}
+
+// whatNext tells whoever started a server what to do with it.
+func (a *app) whatNext(f *upFlags, info up.Info) string {
+	with, down := "", "dsec down"
+	if a.contextFile != "" {
+		with = " --context " + a.contextFile
+	}
+	if path, err := a.contextPath(); err == nil {
+		if _, err := client.LoadContext(path); err != nil {
+			with = " --url " + info.URL + " --token $(cat " + filepath.Join(f.opts.Data, "root.token") + ")"
+		}
+	}
+	if u := os.Getenv("DSEC_URL"); u != "" && u != info.URL && a.contextFile == "" {
+		return fmt.Sprintf("  next: DSEC_URL names another server, %s: unset it to use this one\n", u)
+	}
+	if with != "" {
+		down += " --data " + f.opts.Data
+	}
+	return fmt.Sprintf("  next: dsec%s image build NAME -f RECIPE   or: dsec%s image import NAME SRC\n"+
+		"        dsec%s run NAME -- COMMAND\n"+
+		"        %s   ends it and its sandboxes\n", with, with, with, down)
 }
 
 // startTime bounds the wait for a detached server.
@@ -386,11 +418,7 @@ func (a *app) down(ctx context.Context, data string, keep, asJSON bool) error {
 	}
 	removed := 0
 	if !keep {
-		guest, err := bin.Guest()
-		if err != nil {
-			return err
-		}
-		if removed, err = up.RemoveSandboxes(ctx, data, guest); err != nil {
+		if removed, err = up.RemoveSandboxes(ctx, data); err != nil {
 			return whichData(err)
 		}
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"strconv"
 	"strings"
+	"time"
 
 	"dsec/client"
 )
@@ -41,6 +42,76 @@ func parseBytes(s string) (int64, error) {
 		return 0, usagef("%q is not a size; write it like 512MiB or 1g", s)
 	}
 	return int64(f), nil
+}
+
+// durationValue is a flag such as 90s or 1h30m. A number without a unit is refused: whether
+// it would mean seconds or something else is anybody's guess.
+type durationValue time.Duration
+
+func newDuration(d *time.Duration) *durationValue { return (*durationValue)(d) }
+
+func (v *durationValue) String() string {
+	if *v == 0 {
+		return ""
+	}
+	return time.Duration(*v).String()
+}
+
+func (v *durationValue) Type() string { return "duration" }
+
+func (v *durationValue) Set(s string) error {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		if _, nerr := strconv.ParseFloat(s, 64); nerr == nil {
+			return usagef("%q has no unit; write %ss for seconds", s, s)
+		}
+		return usagef("%q is not a duration; write it like 30s, 5m or 1h30m", s)
+	}
+	if d < 0 {
+		return usagef("it must not be negative")
+	}
+	*v = durationValue(d)
+	return nil
+}
+
+// sinceValue is a flag that names a moment: so long ago, or a date.
+type sinceValue struct {
+	ago time.Duration
+	at  time.Time
+}
+
+func (v *sinceValue) String() string {
+	switch {
+	case v.ago > 0:
+		return v.ago.String()
+	case !v.at.IsZero():
+		return v.at.Format(time.RFC3339)
+	}
+	return ""
+}
+
+func (v *sinceValue) Type() string { return "time" }
+
+func (v *sinceValue) Set(s string) error {
+	*v = sinceValue{}
+	for _, layout := range []string{time.RFC3339Nano, time.DateTime, time.DateOnly} {
+		if at, err := time.Parse(layout, s); err == nil {
+			v.at = at
+			return nil
+		}
+	}
+	if err := newDuration(&v.ago).Set(s); err != nil {
+		return usagef("%q is neither a time before now, such as 10m, nor a date, such as 2026-01-02T15:04:05Z (UTC unless it says so)", s)
+	}
+	return nil
+}
+
+// before is the moment, seen from now.
+func (v *sinceValue) before(now time.Time) time.Time {
+	if v.ago > 0 {
+		return now.Add(-v.ago)
+	}
+	return v.at
 }
 
 // cpuValue is a flag such as 2, 0.5 or 500m, in thousandths of a core.

@@ -275,3 +275,33 @@ func TestReports(t *testing.T) {
 		}
 	}
 }
+
+// What a benchmark makes has a lease, which is renewed while the benchmark lives and not
+// beyond: a killed one leaves nothing.
+func TestSandboxesAreHeldByALease(t *testing.T) {
+	t.Parallel()
+	s, d := dsec(t)
+	renewed := make(chan struct{}, 1000)
+	s.Before("POST /v1/sandboxes/{id}/renew", func() { renewed <- struct{}{} })
+	held, release := d.Hold(t.Context(), time.Second)
+	box, err := held.Create(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sb, err := d.Client.Get(t.Context(), s.Sandboxes()[0]); err != nil || sb.Spec.Lease != 1 {
+		t.Errorf("made: %+v, %v", sb, err)
+	}
+	<-renewed
+	<-renewed
+	release()
+	for len(renewed) > 0 {
+		<-renewed
+	}
+	if err := box.Remove(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if len(renewed) > 0 {
+		t.Error("it is renewed after the end of the benchmark")
+	}
+	clean(t, s)
+}

@@ -158,7 +158,7 @@ func Fork(ctx context.Context, d DSec, l Load, size int64, children int) (r Resu
 			var first error
 			for child, err := range sb.Fork(ctx, children, client.ForkOptions{}) {
 				if err == nil {
-					box := dsecBox{child}
+					box := dsecBox{child, d.leases}
 					made.add(box)
 					err = box.Exec(ctx, "true")
 				}

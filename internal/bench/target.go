@@ -28,6 +28,8 @@ type Box interface {
 type DSec struct {
 	Client *client.Client
 	Spec   client.Spec
+
+	leases *leases // nil: without
 }
 
 // Name implements Target.
@@ -39,10 +41,14 @@ func (d DSec) Create(ctx context.Context) (Box, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dsecBox{sb}, nil
+	d.leases.add(sb)
+	return dsecBox{sb, d.leases}, nil
 }
 
-type dsecBox struct{ sb *client.Sandbox }
+type dsecBox struct {
+	sb     *client.Sandbox
+	leases *leases
+}
 
 func (b dsecBox) Exec(ctx context.Context, path string, args ...string) error {
 	r, err := b.sb.Run(ctx, path, args...)
@@ -52,7 +58,11 @@ func (b dsecBox) Exec(ctx context.Context, path string, args ...string) error {
 	return err
 }
 
-func (b dsecBox) Remove(ctx context.Context) error { return b.sb.Delete(ctx) }
+func (b dsecBox) Remove(ctx context.Context) error {
+	err := b.sb.Delete(ctx)
+	b.leases.drop(b.sb) // what could not be removed ends by itself
+	return err
+}
 
 // removeTimeout bounds the clean-up after a benchmark, which also an interrupt must not skip.
 const removeTimeout = 2 * time.Minute

@@ -54,6 +54,10 @@ type Config struct {
 
 	StreamTimeout time.Duration // of readers of streams of lines; 0: 30 s
 	BodyTimeout   time.Duration // for a request's JSON to come; 0: 10 s
+	UploadTimeout time.Duration // for an upload to send something; 0: apiserver's default
+	Imports       int           // at a time; 0: apiserver's default
+	TokenConns    int           // kept open by one token; 0: apiserver's default
+	TokenStreams  int           // Aether streams of one token; 0: apiserver's default
 }
 
 // Control is a running control plane.
@@ -115,6 +119,7 @@ func (c *Control) start(ctx context.Context) error {
 		Objects: c.cfg.Objects.Store, ObjectsBehind: c.cfg.Objects.Behind,
 		Images: c.store, Claims: c.store, Ping: c.store.Ping, IAM: access, Registry: c.registry, Edges: c.pool, Signer: signer,
 		Metrics: c.cfg.Metrics, Log: c.cfg.Log, Version: c.cfg.Version, TLS: c.cfg.TLS, StreamTimeout: c.cfg.StreamTimeout, BodyTimeout: c.cfg.BodyTimeout,
+		UploadTimeout: c.cfg.UploadTimeout, Imports: c.cfg.Imports, TokenConns: c.cfg.TokenConns, TokenStreams: c.cfg.TokenStreams,
 	})
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c.cancel = cancel
@@ -258,6 +263,13 @@ func (c *Control) WaitEdge(ctx context.Context, n int) error {
 		if err := c.registry.WaitNodes(ctx, &rev); err != nil {
 			return err
 		}
+	}
+}
+
+// Drain makes the apiserver refuse new work, for a process whose edge stops before Close.
+func (c *Control) Drain() {
+	if c.api != nil {
+		c.api.Drain()
 	}
 }
 

@@ -96,20 +96,8 @@ func Checks(ctx context.Context, dataDir string, guest []byte, sandboxes int) []
 		add(name, Fail, "install e2fsprogs", detail, err)
 	}
 
-	limit := func(name, path string, want int64, fix string) {
-		have, err := readNumber(path)
-		if err == nil && have < want {
-			err = fmt.Errorf("%d; %d sandboxes need about %d", have, sandboxes, want)
-		}
-		add(name, Warn, fix, strconv.FormatInt(have, 10), err)
-	}
-	n := int64(sandboxes)
-	limit("process ids", "/proc/sys/kernel/pid_max", 6*n+4096, fmt.Sprintf("sysctl -w kernel.pid_max=%d", 6*n+4096))
-	limit("user namespaces", "/proc/sys/user/max_user_namespaces", n+64, fmt.Sprintf("sysctl -w user.max_user_namespaces=%d", n+64))
-	limit("network namespaces", "/proc/sys/user/max_net_namespaces", n+64, fmt.Sprintf("sysctl -w user.max_net_namespaces=%d", n+64))
-	limit("mounts of one namespace", "/proc/sys/fs/mount-max", 1024, "sysctl -w fs.mount-max=100000")
-	limit("watches of one user", "/proc/sys/fs/inotify/max_user_watches", 8192, "sysctl -w fs.inotify.max_user_watches=524288")
-	limit("inotify instances of all sandboxes together", "/proc/sys/fs/inotify/max_user_instances", 8192, "sysctl -w fs.inotify.max_user_instances=1048576")
+	out = append(out, checkSettings(SettingsDir, int64(sandboxes))...)
+	out = append(out, checkCorePattern(SettingsDir))
 	var files syscall.Rlimit
 	err = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files)
 	if want := 3*uint64(sandboxes) + 1024; err == nil && files.Max < want {

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -45,6 +46,7 @@ func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, er
 	if existing {
 		return s.await(ctx)
 	}
+	defer e.creates.Done()
 	defer close(s.created)
 	defer s.cancel()
 	return e.start(s)
@@ -69,10 +71,11 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 		t := now.Add(ttl)
 		s.view.ExpiresAt = &t
 	}
-	if e.stopping.Load() {
-		return nil, false, errs.New(errs.ShuttingDown, "edge.create", "the node is stopping")
-	}
 	e.mu.Lock()
+	if e.stopping.Load() {
+		e.mu.Unlock()
+		return nil, false, stopped()
+	}
 	if id, ok := e.keys[req.IdempotencyKey]; ok && req.IdempotencyKey != "" {
 		if old := e.sandboxes[id]; old != nil {
 			e.mu.Unlock()
@@ -91,10 +94,13 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 	if req.IdempotencyKey != "" {
 		e.keys[req.IdempotencyKey] = req.ID
 	}
-	e.mu.Unlock()
 	s.create = cctx
+	e.creates.Add(1)
+	e.mu.Unlock()
 	return s, false, nil
 }
+
+func stopped() error { return errs.New(errs.ShuttingDown, "edge.create", "the node is stopping") }
 
 // start takes the sandbox from creating to running.
 func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
@@ -127,9 +133,15 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 		})
 	}
 	if err != nil {
+		if v := s.snapshot(); v.State == v1.StateStopping { // what ended it says more than where that met it
+			err = goneNow(v)
+		} else if e.stopping.Load() && s.create.Err() != nil {
+			err = stopped()
+		}
 		e.undoCreate(s)
 		return v1.Sandbox{}, err
 	}
+	e.limit(s)
 	e.watch(s)
 	e.createsOK.Add(1)
 	return s.snapshot(), nil
@@ -137,16 +149,19 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 
 // undoCreate removes a sandbox whose create failed or was overtaken by its removal.
 func (e *Edge) undoCreate(s *sandbox) {
-	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
-	defer cancel()
 	v := s.snapshot()
-	s.stopPacks(ctx)
-	s.release()
-	if err := s.backend.Delete(ctx, v.ID); err != nil {
-		// It stays in the table as failed, holding its admission, until a removal succeeds.
+	s.stopPacks()
+	s.release(nil)
+	err := e.erase(context.Background(), s.backend, v.ID)
+	if errors.Is(err, errs.ShuttingDown) { // its record says creating: the next start ends it
+		return
+	}
+	if err != nil {
 		e.cfg.Log.Error("undo create", "sandbox", v.ID, "err", err)
-		if terr := e.transition(s, v1.StateFailed, func(v *v1.Sandbox) { v.Error = v1.ProblemOf(err) }); terr != nil {
-			e.cfg.Log.Error("undo create", "sandbox", v.ID, "err", terr)
+		// It holds its admission and is tried again until it works: nobody else may know of it.
+		// A removal that overtook the create does that by itself.
+		if e.transition(s, v1.StateStopping, func(v *v1.Sandbox) { v.Error = v1.ProblemOf(err) }) == nil {
+			e.retryLater(s)
 		}
 		return
 	}
@@ -161,7 +176,7 @@ func (s *sandbox) await(ctx context.Context) (v1.Sandbox, error) {
 		return v1.Sandbox{}, errs.Wrap(errs.DeadlineExceeded, "edge.create", "wait for the same create", ctx.Err())
 	}
 	v := s.snapshot()
-	if v.State == v1.StateCreating { // it failed and is gone
+	if v.State == v1.StateCreating || v.State == v1.StateStopping && v.StartedAt == nil { // it failed and is gone, or will be
 		return v, errs.New(errs.StateConflict, "edge.create", "the create with this key failed meanwhile")
 	}
 	return v, nil
@@ -169,7 +184,6 @@ func (s *sandbox) await(ctx context.Context) (v1.Sandbox, error) {
 
 // watch ends with the sandbox: it notices a guest that dies by itself.
 func (e *Edge) watch(s *sandbox) {
-	e.limit(s)
 	s.mu.Lock()
 	instance := s.instance
 	s.mu.Unlock()
@@ -214,9 +228,9 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 		return
 	}
 	e.cfg.Log.Warn("sandbox died", "sandbox", instance.ID(), "cause", cause)
-	s.stopPacks(ctx)
-	s.release()
-	if err := s.backend.Delete(ctx, instance.ID()); err != nil {
+	s.stopPacks()
+	s.release(cause)
+	if err := e.erase(context.Background(), s.backend, instance.ID()); err != nil {
 		e.cfg.Log.Error("clean up a dead sandbox", "sandbox", instance.ID(), "err", err)
 		return
 	}

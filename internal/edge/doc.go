@@ -4,7 +4,7 @@
 //
 // It is reached over Aether only (serve.go has the methods) and knows the control plane
 // only through the interface [Cluster]. It must not know of REST, tokens of users or
-// etcd. Start reading at create.go; then delete.go, start.go (adoption) and
+// etcd. Start reading at create.go; then delete.go, start.go, adopt.go and
 // sandbox.go (states); pack.go makes snapshots, lastpack.go what the next one of a sandbox begins with, fork.go
 // children.
 //

@@ -19,8 +19,9 @@ import (
 
 // Cluster is what an edge needs from the control plane.
 type Cluster interface {
-	// AllocateEpoch returns the next epoch of a node; no two calls get the same.
-	AllocateEpoch(ctx context.Context, nodeID string) (uint64, error)
+	// AllocateEpoch returns the next epoch of a node that is above one it has had; no two
+	// calls get the same.
+	AllocateEpoch(ctx context.Context, nodeID string, above uint64) (uint64, error)
 	// Register publishes the node until Withdraw.
 	Register(ctx context.Context, node v1.Node) (Registration, error)
 	// SigningKey is the key of capability tokens.
@@ -86,6 +87,8 @@ type Config struct {
 	Random    func() uint64 // of ids and secrets
 	FreeSpace func() (disk, memory int64)
 	BootID    string // changes when the machine starts: processes do not outlive it
+	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
+	AdoptTime time.Duration
 }
 
 // Reserve is what admission leaves free for the node itself, by looking at what really is free.
@@ -99,6 +102,7 @@ type Edge struct {
 	cfg      Config
 	id       string
 	epoch    uint64
+	anew     bool // the epoch began with this process: what ran before is gone
 	started  time.Time
 	address  string
 	backends map[v1.Backend]backend.Backend
@@ -112,9 +116,11 @@ type Edge struct {
 	reg      Registration
 	stopping atomic.Bool
 	stop     chan struct{}
+	removing chan struct{} // holds one for each removal at work
 	wg       sync.WaitGroup
 
 	createsOK, createsFailed atomic.Int64
+	creates                  sync.WaitGroup // added to under mu, unless stopping
 
 	packMemory memory
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
@@ -155,7 +161,7 @@ func (e *Edge) get(id string) *sandbox {
 }
 
 // Close stops serving and lets go of the sandboxes, which keep running for the next
-// start to adopt.
+// start to adopt. Creates that are under way are undone.
 func (e *Edge) Close(ctx context.Context) error {
 	if e.stopping.Swap(true) {
 		return nil
@@ -165,6 +171,7 @@ func (e *Edge) Close(ctx context.Context) error {
 			e.cfg.Log.Warn("withdraw registration", "err", err)
 		}
 	}
+	e.endCreates(ctx)
 	close(e.stop)
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
@@ -179,7 +186,7 @@ func (e *Edge) Close(ctx context.Context) error {
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
 		s.unlimit()
-		s.release()
+		s.release(nil)
 	}
 	e.mu.Unlock()
 	if e.journal != nil {
@@ -188,6 +195,24 @@ func (e *Edge) Close(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// endCreates undoes what is being created and waits for that, so that the journal knows.
+func (e *Edge) endCreates(ctx context.Context) {
+	e.mu.Lock()
+	for _, s := range e.sandboxes {
+		if s.snapshot().State == v1.StateCreating {
+			s.cancel()
+		}
+	}
+	e.mu.Unlock()
+	done := make(chan struct{})
+	go func() { e.creates.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done(): // the next start undoes them
+		e.cfg.Log.Error("creates are not undone yet", "err", ctx.Err())
+	}
 }
 
 // Audit lists everything that belongs to sandboxes on this node, and the ids that no

@@ -33,8 +33,9 @@ type fakeCluster struct {
 	superseded chan struct{}
 }
 
-func (c *fakeCluster) AllocateEpoch(context.Context, string) (uint64, error) {
-	return c.epoch.Add(1), nil
+func (c *fakeCluster) AllocateEpoch(_ context.Context, _ string, above uint64) (uint64, error) {
+	c.epoch.Store(max(c.epoch.Load(), above) + 1)
+	return c.epoch.Load(), nil
 }
 func (c *fakeCluster) SigningKey(context.Context) ([]byte, error) { return testKey, nil }
 func (c *fakeCluster) Register(context.Context, v1.Node) (Registration, error) {
@@ -84,6 +85,7 @@ type bed struct {
 	capacity v1.Resources
 	largest  v1.Resources
 	wrap     func(backend.Backend) backend.Backend
+	adopt    time.Duration
 }
 
 func newBed(t *testing.T) *bed {
@@ -95,6 +97,15 @@ func newBed(t *testing.T) *bed {
 }
 
 func (b *bed) start() *Edge {
+	b.t.Helper()
+	e, err := b.tryStart()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return e
+}
+
+func (b *bed) tryStart() (*Edge, error) {
 	b.t.Helper()
 	hb, err := hollow.New(filepath.Join(b.dir, "hollow"))
 	if err != nil {
@@ -108,10 +119,11 @@ func (b *bed) start() *Edge {
 		Dir: filepath.Join(b.dir, "edge"), Listen: "unix:" + filepath.Join(b.dir, "edge.sock"), Backends: []backend.Backend{be}, Images: noImages{}, Cluster: b.cluster,
 		Capacity: b.capacity, Largest: b.largest, Reserve: Reserve{MemoryBytes: 1 << 30}, Log: slog.New(slog.DiscardHandler),
 		Now:    func() time.Time { return time.Unix(0, b.now.Add(int64(time.Millisecond))).UTC() },
-		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot,
+		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot, AdoptTime: b.adopt,
 	})
 	if err != nil {
-		b.t.Fatal(err)
+		hb.Close()
+		return nil, err
 	}
 	b.t.Cleanup(func() {
 		if err := e.Close(context.Background()); err != nil {
@@ -119,7 +131,7 @@ func (b *bed) start() *Edge {
 		}
 		hb.Close()
 	})
-	return e
+	return e, nil
 }
 
 // dial connects with a capability over sandbox.
@@ -666,6 +678,40 @@ func (s *slow) Create(ctx context.Context, spec backend.Spec, r backend.StepRepo
 	return s.Backend.Create(ctx, spec, r)
 }
 
+// A journal that is damaged stops the edge while its sandboxes may run; after a restart
+// of the machine none does.
+func TestDamagedJournalMattersUntilTheMachineRestarts(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	e := b.start()
+	if _, err := b.create(b.control(e), e, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(b.dir, "edge", "journal")
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := append(good[:len(good)-30:len(good)-30], make([]byte, 30)...) // zeros to the end, no newline
+	if err := os.WriteFile(path, bad, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.tryStart(); !errors.Is(err, errs.DataCorrupt) || !strings.Contains(err.Error(), path) {
+		t.Fatalf("with a damaged journal: %v", err)
+	}
+	b.boot = "boot2"
+	e = b.start()
+	if n := e.Node().Sandboxes; n != 0 {
+		t.Errorf("%d sandboxes after a restart of the machine", n)
+	}
+	if kept, err := os.ReadFile(path + ".damaged"); err != nil || string(kept) != string(bad) {
+		t.Errorf("the damaged file is not kept: %v", err)
+	}
+}
+
 func TestDeleteDuringCreate(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -746,5 +792,111 @@ func TestSupersededEdgeStops(t *testing.T) {
 	case <-e.Done():
 	case <-time.After(20 * time.Second):
 		t.Fatal("it goes on serving beside its successor")
+	}
+}
+
+// crowd counts removals that are at work at once, and lets each take a while.
+type crowd struct {
+	backend.Backend
+	now, most atomic.Int64
+	gate      chan struct{}
+}
+
+func (c *crowd) Delete(ctx context.Context, id string) error {
+	n := c.now.Add(1)
+	defer c.now.Add(-1)
+	for most := c.most.Load(); n > most && !c.most.CompareAndSwap(most, n); most = c.most.Load() {
+	}
+	select {
+	case <-c.gate:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return c.Backend.Delete(ctx, id)
+}
+
+// The kernel frees what each removal leaves from one queue, which blocks when it gets too much.
+func TestRemovalsAreBounded(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.capacity.Slots = 1000
+	busy := &crowd{gate: make(chan struct{})}
+	b.wrap = func(be backend.Backend) backend.Backend { busy.Backend = be; return busy }
+	e := b.start()
+	c := b.control(e)
+	const extra = 20
+	var ids []string
+	for range removals + extra {
+		v, err := b.create(c, e, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, v.ID)
+	}
+	var wg sync.WaitGroup
+	for _, id := range ids[:removals] {
+		wg.Go(func() {
+			if _, err := e.remove(t.Context(), id, v1.EndRequest); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for busy.now.Load() < removals {
+		time.Sleep(time.Millisecond)
+	}
+	// One more waits, no longer than its caller does, and then is tried again.
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := e.remove(ctx, ids[removals], v1.EndRequest); !errors.Is(err, errs.DeadlineExceeded) {
+		t.Errorf("a removal beyond the bound: %v", err)
+	}
+	for _, id := range ids[removals+1:] {
+		wg.Go(func() {
+			if _, err := e.remove(t.Context(), id, v1.EndRequest); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	close(busy.gate)
+	wg.Wait()
+	for deadline := time.Now().Add(20 * time.Second); e.get(ids[removals]) != nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the removal whose caller left was never tried again")
+		}
+	}
+	if most := busy.most.Load(); most != removals {
+		t.Errorf("%d removals at once, want %d", most, removals)
+	}
+}
+
+// A create that failed while the node stops, with more to remove than it may at once, leaves
+// nothing to the next start.
+func TestStoppingNodeLeavesNoFailedCreate(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.wrap = func(be backend.Backend) backend.Backend { return &slow{Backend: be, fail: errors.New("no")} }
+	e := b.start()
+	for range removals {
+		e.removing <- struct{}{}
+	}
+	id := v1.SandboxID(e.ID(), e.epoch, 9)
+	c := b.control(e)
+	failed := make(chan error)
+	go func() {
+		_, err := b.create(c, e, func(r *v1.EdgeCreate) { r.ID = id })
+		failed <- err
+	}()
+	for e.get(id) == nil {
+		time.Sleep(time.Millisecond)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_ = e.Close(ctx) // which waits for creates to be undone as long as its caller does
+	if err := <-failed; err == nil {
+		t.Error("the create succeeded")
+	}
+	b.wrap = nil
+	if e := b.start(); e.get(id) != nil || e.Node().Allocated.Slots != 0 {
+		t.Errorf("left: %+v", e.get(id).snapshot())
 	}
 }

@@ -3,17 +3,20 @@ package edge
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"time"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -25,11 +28,11 @@ type record struct {
 	Image   *v1.Image       `json:"image,omitempty"`
 	Handle  json.RawMessage `json:"handle,omitempty"` // the backend's, once it runs
 	Removed bool            `json:"removed,omitempty"`
-	Gone    []string        `json:"gone,omitempty"` // ids removed before, in a line of their own, which is Removed with no id
+	Gone    []string        `json:"gone,omitempty"` // what was removed, as goneText writes it: this one, or many in a line of their own
 }
 
-// journal is the file of records: one line for each change, CRC-32 in hex, a space and
-// JSON; the last line of an id counts. The last ids that were removed stay in it, for
+// journal is the file of records: after a head one line for each change, its length and
+// checksums and then JSON; the last line of an id counts. The last ids that were removed stay in it, for
 // requests that come for them later. Writes reach the page cache before an operation
 // goes on, which is enough: a sandbox outlives its edge, but never the kernel that
 // would lose the page.
@@ -48,52 +51,81 @@ type journal struct {
 const compactAt = 4 << 20
 
 const (
-	// goneSize is how many removed ids are remembered: 2.5 MB of the file at most, and 7 MB of memory.
+	// goneSize is how many removed ids are remembered: 5 MB of the file, and 12 MB of memory.
 	goneSize = 100_000
-	goneLine = 4096                // of them in one line
-	goneCost = v1.SandboxIDLen + 3 // bytes of one in the file
+	goneLine = 4096                               // of them in one line
+	goneCost = v1.SandboxIDLen + len(`"", `) + 22 // bytes of one in the file, about
 )
 
-// openJournal reads path, or starts it, and returns the records that count. A torn
-// last line (the edge died in it) is dropped; damage before that is an error.
+// removal is the record of a sandbox that is gone.
+func removal(id string, how v1.Ending) record {
+	return record{Sandbox: v1.Sandbox{ID: id}, Removed: true, Gone: []string{goneText(id, how)}}
+}
+
+// goneText is an id and how it ended, in words; an id alone is of a version that did not
+// say more.
+func goneText(id string, how v1.Ending) string {
+	word := func(s string) string { return cmp.Or(s, "-") }
+	return fmt.Sprintf("%s %d %s %s %d", id, how.At, word(string(how.Reason)), word(string(how.Failed)), how.OOMKills)
+}
+
+func parseGone(text string) (id string, how v1.Ending) {
+	f := strings.Fields(text)
+	if len(f) < 5 {
+		id, _, _ = strings.Cut(text, " ")
+		return id, v1.Ending{}
+	}
+	how.At, _ = strconv.ParseInt(f[1], 10, 64)
+	how.OOMKills, _ = strconv.ParseInt(f[4], 10, 64)
+	// Constants, not parts of the line, which would be kept for them.
+	for _, r := range []v1.EndReason{v1.EndRequest, v1.EndTTL, v1.EndLease} {
+		if f[2] == string(r) {
+			how.Reason = r
+		}
+	}
+	if f[3] != "-" {
+		how.Failed = errs.Lookup(errs.Code(f[3])).Code
+	}
+	return strings.Clone(f[0]), how
+}
+
+// openJournal reads path, or starts it, and returns the records that count. A last line
+// that is cut short (the edge died in it) is dropped; any other damage is an error.
 func openJournal(path string) (*journal, []record, error) {
 	j := &journal{path: path, live: map[string][]byte{}, gone: newRecent(goneSize)}
 	records := map[string]record{}
-	var whole int64 // bytes of the file that are whole lines
 	data, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	missing := errors.Is(err, fs.ErrNotExist)
+	if err != nil && !missing {
 		return nil, nil, err
 	}
-	for r, n := bufio.NewReader(bytes.NewReader(data)), 1; ; n++ {
-		line, err := r.ReadBytes('\n')
-		if err == io.EOF {
-			break // nothing, or a line without its end
-		}
-		rec, perr := parseLine(line)
-		if perr != nil {
-			if _, err := r.Peek(1); err == io.EOF {
-				break
-			}
-			return nil, nil, errs.New(errs.DataCorrupt, "edge.journal", fmt.Sprintf("line %d of %s is damaged", n, path)).Because(perr)
-		}
-		whole += int64(len(line))
-		for _, id := range rec.Gone {
-			j.gone.add(id)
+	if missing {
+		data = []byte(journalHead)
+	}
+	whole, err := eachLine(data, func(line []byte, rec record) {
+		for _, text := range rec.Gone {
+			j.gone.add(parseGone(text))
 		}
 		if rec.Removed {
 			delete(records, rec.Sandbox.ID)
 			delete(j.live, rec.Sandbox.ID)
 			if rec.Sandbox.ID != "" {
-				j.gone.add(rec.Sandbox.ID)
+				j.gone.add(rec.Sandbox.ID, v1.Ending{})
 			}
-			continue
+			return
 		}
 		records[rec.Sandbox.ID] = rec
 		j.live[rec.Sandbox.ID] = line
+	})
+	if errors.Is(err, errOldJournal) {
+		return nil, nil, errs.New(errs.DataCorrupt, "edge.journal", path+" was written by an older version of DSec, which this one cannot read")
+	}
+	if err != nil {
+		return nil, nil, errs.New(errs.DataCorrupt, "edge.journal", fmt.Sprintf("%s is damaged at byte %d", path, whole)).Because(err)
 	}
 	if err := j.compact(); err != nil {
 		// A full disk must not keep us from what runs: the old file goes on.
-		if len(data) == 0 || j.reuse(whole) != nil {
+		if missing || j.reuse(int64(whole)) != nil {
 			return nil, nil, err
 		}
 	}
@@ -104,17 +136,83 @@ func openJournal(path string) (*journal, []record, error) {
 	return j, out, nil
 }
 
-func parseLine(line []byte) (record, error) {
-	var rec record
-	sum, body, ok := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
-	if !ok {
-		return rec, errors.New("no checksum")
+// journalHead is the first line of the file, which is never without it: it gets its name
+// when it is whole.
+const journalHead = "dsec journal 2\n"
+
+// lineHead is what stands before a line's JSON: its length, the CRC-32 of the length, and
+// that of the JSON, each in eight hex digits and a space. So damage cannot pass for a
+// line that is cut short: that has a length that holds and ends with the file.
+const lineHead = 3 * 9
+
+var (
+	errOldJournal = errors.New("it has the first format, without lengths")
+	oldLine       = regexp.MustCompile(`^[0-9a-f]{8} \{`)
+	wholeHead     = regexp.MustCompile(`^([0-9a-f]{8} ){3}$`)
+	cutHead       = regexp.MustCompile(`^([0-9a-f]{8} ){0,2}[0-9a-f]{0,8}$`)
+)
+
+// eachLine calls take with the whole lines of a journal, and returns how many bytes they
+// are, the head included. Its error is of the first that is damaged.
+func eachLine(data []byte, take func(line []byte, rec record)) (whole int, err error) {
+	rest, ok := bytes.CutPrefix(data, []byte(journalHead))
+	switch {
+	case ok:
+	case oldLine.Match(data):
+		return 0, errOldJournal
+	default:
+		return 0, errors.New("it does not begin as a journal does")
 	}
-	want, err := strconv.ParseUint(string(sum), 16, 32)
-	if err != nil || crc32.ChecksumIEEE(body) != uint32(want) {
-		return rec, errors.New("wrong checksum")
+	for whole = len(journalHead); len(rest) > 0; {
+		if len(rest) < lineHead {
+			if !cutHead.Match(rest) {
+				return whole, errors.New("no length of a line")
+			}
+			return whole, nil
+		}
+		size, sum, err := parseHead(rest[:lineHead])
+		if err != nil {
+			return whole, err
+		}
+		if len(rest) < lineHead+size+1 { // the file ends in it
+			if bytes.IndexByte(rest, '\n') >= 0 {
+				return whole, errors.New("a line is longer than the file, but another follows")
+			}
+			return whole, nil
+		}
+		line := rest[:lineHead+size+1]
+		rec, err := parseBody(line[lineHead:], sum)
+		if err != nil {
+			return whole, err
+		}
+		take(line, rec)
+		whole += len(line)
+		rest = rest[len(line):]
 	}
-	return rec, json.Unmarshal(body, &rec)
+	return whole, nil
+}
+
+func parseHead(head []byte) (size int, sum uint32, err error) {
+	if !wholeHead.Match(head) {
+		return 0, 0, errors.New("no length of a line")
+	}
+	var f [3]uint32
+	for i := range f {
+		n, _ := strconv.ParseUint(string(head[i*9:i*9+8]), 16, 32) // the match says that it can be read
+		f[i] = uint32(n)
+	}
+	if crc32.ChecksumIEEE(head[:8]) != f[1] {
+		return 0, 0, errors.New("wrong checksum of a line's length")
+	}
+	return int(f[0]), f[2], nil
+}
+
+func parseBody(body []byte, sum uint32) (rec record, err error) {
+	end := len(body) - 1
+	if body[end] != '\n' || crc32.ChecksumIEEE(body[:end]) != sum {
+		return rec, errors.New("wrong checksum of a line")
+	}
+	return rec, json.Unmarshal(body[:end], &rec)
 }
 
 func formatLine(rec record) ([]byte, error) {
@@ -122,7 +220,9 @@ func formatLine(rec record) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return fmt.Appendf(make([]byte, 0, len(body)+16), "%08x %s\n", crc32.ChecksumIEEE(body), body), nil
+	line := fmt.Appendf(make([]byte, 0, lineHead+len(body)+1), "%08x ", len(body))
+	line = fmt.Appendf(line, "%08x %08x ", crc32.ChecksumIEEE(line[:8]), crc32.ChecksumIEEE(body))
+	return append(append(line, body...), '\n'), nil
 }
 
 // put writes the newest record of a sandbox, or leaves all as it is.
@@ -141,7 +241,10 @@ func (j *journal) write(rec record, anyway bool) error {
 	defer j.mu.Unlock()
 	id := rec.Sandbox.ID
 	if rec.Removed {
-		j.gone.add(id)
+		for _, text := range rec.Gone {
+			j.gone.add(parseGone(text))
+		}
+		j.gone.add(id, v1.Ending{})
 		if j.live[id] == nil {
 			return nil // nothing tells of it
 		}
@@ -158,7 +261,7 @@ func (j *journal) write(rec record, anyway bool) error {
 		j.kept += int64(len(line))
 	}
 	j.stale = j.stale || err != nil
-	if j.stale || j.bytes > compactAt && j.bytes > 4*(j.kept+int64(len(j.gone.ring))*goneCost) {
+	if j.stale || j.bytes > compactAt && j.bytes > 4*(j.kept+int64(len(j.gone.ring)*goneCost)) {
 		// All is written already, or err says what is not: the next write tries again.
 		if cerr := j.compact(); cerr == nil {
 			err = nil
@@ -188,13 +291,18 @@ func (j *journal) compact() error {
 		return fmt.Errorf("compact journal: %w", err)
 	}
 	w := bufio.NewWriterSize(f, 1<<16)
-	size, kept := int64(0), int64(0)
-	for ids := range slices.Chunk(slices.Collect(j.gone.all()), goneLine) {
+	w.WriteString(journalHead) // an error stays in w until Flush
+	size, kept := int64(len(journalHead)), int64(0)
+	gone := make([]string, 0, len(j.gone.ring))
+	for id, how := range j.gone.all() {
+		gone = append(gone, goneText(id, how))
+	}
+	for ids := range slices.Chunk(gone, goneLine) {
 		line, err := formatLine(record{Removed: true, Gone: ids})
 		if err != nil {
 			panic(err) // strings
 		}
-		n, _ := w.Write(line) // the error stays in w until Flush
+		n, _ := w.Write(line)
 		size += int64(n)
 	}
 	for _, line := range j.live {
@@ -235,10 +343,34 @@ func (j *journal) reuse(whole int64) error {
 	return nil
 }
 
-// Emptied notes in the journal of an edge's directory, whose edge does not run, that none
-// of its sandboxes is left but those named. A journal that cannot be read has nothing more to say.
-func Emptied(dir string, left ...string) error {
+// recorded returns how many sandboxes a journal has records of, without touching it.
+func recorded(path string) (int, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	live := map[string]bool{}
+	_, err = eachLine(data, func(_ []byte, rec record) {
+		if live[rec.Sandbox.ID] = true; rec.Removed {
+			delete(live, rec.Sandbox.ID)
+		}
+	})
+	return len(live), err
+}
+
+// Emptied notes in an edge's directory, whose edge does not run, that none of its
+// sandboxes is left but those named. A journal, or an identity of a node without
+// sandboxes, that cannot be read has nothing more to say and is removed.
+func Emptied(dir string, now time.Time, left ...string) error {
 	path := filepath.Join(dir, "journal")
+	if _, err := readIdentity(filepath.Join(dir, "identity.json")); errors.Is(err, errs.DataCorrupt) && len(left) == 0 {
+		if err := os.Remove(filepath.Join(dir, "identity.json")); err != nil {
+			return err
+		}
+	}
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -250,18 +382,19 @@ func Emptied(dir string, left ...string) error {
 		if slices.Contains(left, rec.Sandbox.ID) {
 			continue
 		}
-		if nerr := j.note(record{Sandbox: v1.Sandbox{ID: rec.Sandbox.ID}, Removed: true}); nerr != nil {
+		rec.Sandbox.EndReason = cmp.Or(rec.Sandbox.EndReason, v1.EndRequest)
+		if nerr := j.note(removal(rec.Sandbox.ID, v1.EndingOf(&rec.Sandbox, now))); nerr != nil {
 			err = nerr
 		}
 	}
 	return errors.Join(err, j.close())
 }
 
-// removed tells whether id is one of the last that were removed.
-func (j *journal) removed(id string) bool {
+// removed tells whether id is one of the last that were removed, and how it ended.
+func (j *journal) removed(id string) (v1.Ending, bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.gone.has(id)
+	return j.gone.get(id)
 }
 
 func (j *journal) close() error {

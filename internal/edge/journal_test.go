@@ -1,10 +1,13 @@
 package edge
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +20,14 @@ import (
 
 func recordOf(id string, generation uint64) record {
 	return record{Sandbox: v1.Sandbox{ID: id, Generation: generation, State: v1.StateRunning}, Handle: []byte(`{"pid":7}`)}
+}
+
+// endingOf makes the endings of a test differ.
+func endingOf(id string) v1.Ending {
+	return []v1.Ending{
+		{At: 1764540000, Reason: v1.EndRequest}, {At: 1764540001, Reason: v1.EndTTL, OOMKills: 3},
+		{At: 1764540002, Reason: v1.EndLease, Failed: errs.SandboxLimit}, {},
+	}[int(id[len(id)-1])%4]
 }
 
 // What is read back is what a map would hold, whatever was written, wherever the file was cut.
@@ -41,7 +52,7 @@ func TestJournalSurvivesTornWrites(t *testing.T) {
 			s := step{fmt.Sprintf("s%d", rapid.IntRange(0, 4).Draw(rt, "id")), rapid.Bool().Draw(rt, "removed")}
 			rec := recordOf(s.id, uint64(i))
 			if s.removed {
-				rec = record{Sandbox: v1.Sandbox{ID: s.id}, Removed: true}
+				rec = removal(s.id, endingOf(s.id))
 			}
 			if err := j.put(rec); err != nil {
 				rt.Fatal(err)
@@ -51,7 +62,7 @@ func TestJournalSurvivesTornWrites(t *testing.T) {
 		if err := j.close(); err != nil {
 			rt.Fatal(err)
 		}
-		cut := rapid.Int64Range(0, sizes[len(sizes)-1]).Draw(rt, "cut")
+		cut := rapid.Int64Range(int64(len(journalHead)), sizes[len(sizes)-1]).Draw(rt, "cut")
 		if err := os.Truncate(path, cut); err != nil {
 			rt.Fatal(err)
 		}
@@ -83,8 +94,8 @@ func TestJournalSurvivesTornWrites(t *testing.T) {
 				rt.Fatalf("cut at %d of %v: got %v, want %v", cut, sizes, got, want)
 			}
 			for id := range gone {
-				if !j.removed(id) {
-					rt.Fatalf("cut at %d of %v: the removal of %s is forgotten", cut, sizes, id)
+				if how, ok := j.removed(id); !ok || how != endingOf(id) {
+					rt.Fatalf("cut at %d of %v: of the removal of %s is known %+v", cut, sizes, id, how)
 				}
 			}
 		}
@@ -114,6 +125,67 @@ func TestJournalRefusesDamage(t *testing.T) {
 	}
 	if _, _, err := openJournal(path); !errors.Is(err, errs.DataCorrupt) || !strings.Contains(err.Error(), path) {
 		t.Errorf("a damaged line in the middle: %v", err)
+	}
+}
+
+// Whatever byte of a journal is damaged, or range of bytes up to its end, it is found: only
+// a file that is cut short reads as what was written before.
+func TestJournalFindsAnyDamage(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "journal")
+	j, _, err := openJournal(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		if err := j.put(recordOf(fmt.Sprintf("s%d", i), 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j.close()
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged := func(what string, at int, data []byte) {
+		t.Helper()
+		if _, err := eachLine(data, func([]byte, record) {}); err == nil {
+			t.Errorf("%s from byte %d of %d on reads as a journal", what, at, len(good))
+		}
+	}
+	for i := range len(journalHead) {
+		damaged("nothing", i, good[:i])
+	}
+	for i := range good {
+		for _, bit := range []byte{1, 0x20, 0x80} {
+			data := slices.Clone(good)
+			data[i] ^= bit
+			damaged("a bit", i, data)
+		}
+		for _, fill := range []byte{0, ' ', 'x', '0', 0xff} {
+			data := slices.Clone(good[:i])
+			damaged(fmt.Sprintf("%q", fill), i, append(data, bytes.Repeat([]byte{fill}, len(good)-i)...))
+		}
+		for _, hole := range []int{1, 20, 100} { // bytes that are missing before the end
+			if i > 0 && i+hole < len(good) {
+				damaged(fmt.Sprintf("a hole of %d", hole), i, slices.Concat(good[:i], good[i+hole:]))
+			}
+		}
+	}
+}
+
+func TestJournalOfTheOldFormatIsNamed(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "journal")
+	body := []byte(`{"sandbox":{"id":"s1"}}`)
+	if err := os.WriteFile(path, fmt.Appendf(nil, "%08x %s\n", crc32.ChecksumIEEE(body), body), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := openJournal(path); !errors.Is(err, errs.DataCorrupt) || !strings.Contains(err.Error(), "older version") {
+		t.Error(err)
+	}
+	if b, err := os.ReadFile(path); err != nil || len(b) == 0 {
+		t.Errorf("it was touched: %q, %v", b, err)
 	}
 }
 
@@ -162,12 +234,12 @@ func TestJournalRemembersRemovals(t *testing.T) {
 		if err := j.put(recordOf(id(i), 1)); err != nil {
 			t.Fatal(err)
 		}
-		if err := j.note(record{Sandbox: v1.Sandbox{ID: id(i)}, Removed: true}); err != nil {
+		if err := j.note(removal(id(i), endingOf(id(i)))); err != nil {
 			t.Fatal(err)
 		}
 		largest = max(largest, j.bytes)
 	}
-	if largest > 12<<20 {
+	if largest > 24<<20 {
 		t.Errorf("the file grew to %d bytes", largest)
 	}
 	for range 2 {
@@ -176,16 +248,18 @@ func TestJournalRemembersRemovals(t *testing.T) {
 		if j, recs, err = openJournal(path); err != nil || len(recs) != 1 {
 			t.Fatalf("%d records, %v", len(recs), err)
 		}
-		if j.bytes > 3<<20 {
+		if j.bytes > 6<<20 {
 			t.Errorf("%d bytes once rewritten", j.bytes)
 		}
 		for i := range n {
-			if got, want := j.removed(id(i)), i >= n-goneSize; got != want {
-				t.Fatalf("removal %d of %d: %v", i, n, got)
+			if how, got := j.removed(id(i)); got != (i >= n-goneSize) || got && how != endingOf(id(i)) {
+				t.Fatalf("removal %d of %d: %v, %+v", i, n, got, how)
 			}
 		}
-		if j.removed(id(n)) || j.removed("") {
-			t.Error("what lives, or nothing, counts as removed")
+		for _, none := range []string{id(n), ""} {
+			if _, ok := j.removed(none); ok {
+				t.Error("what lives, or nothing, counts as removed")
+			}
 		}
 	}
 	j.close()
@@ -196,7 +270,12 @@ func FuzzJournal(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(line)
+	head := []byte(journalHead)
+	two := slices.Concat(head, line, line)
+	f.Add(two)
+	f.Add(two[:len(two)-5])                                  // cut short
+	f.Add(append(slices.Clone(two[:len(head)+40]), 0, 0, 0)) // zeros to the end
+	f.Add(slices.Concat(head, line[:30], line))              // a hole
 	f.Add([]byte("00000000 {}\n"))
 	f.Add([]byte(""))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -206,9 +285,17 @@ func FuzzJournal(f *testing.F) {
 		}
 		j, recs, err := openJournal(path)
 		if err != nil {
+			if !errors.Is(err, errs.DataCorrupt) {
+				t.Fatal(err)
+			}
 			return
 		}
 		j.close()
+		// Only a last line that is cut short may have been dropped.
+		whole, err := eachLine(data, func([]byte, record) {})
+		if err != nil || bytes.IndexByte(data[whole:], '\n') >= 0 {
+			t.Fatalf("dropped %q, %v", data[whole:], err)
+		}
 		_, again, err := openJournal(path)
 		if err != nil || len(again) != len(recs) {
 			t.Fatalf("%d records, then %d, %v", len(recs), len(again), err)
@@ -272,7 +359,7 @@ func TestJournalOpensOnAFullDisk(t *testing.T) {
 	}
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 	if err == nil {
-		_, err = f.WriteString("0000") // a torn line
+		_, err = f.WriteString("0000") // a line cut short
 		f.Close()
 	}
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"dsec/aether"
 	"dsec/aether/msg"
@@ -178,12 +179,12 @@ func (s *sandbox) beginPack(ctx context.Context) (_ context.Context, done func()
 
 // stopPacks ends the pack that runs, and no other begins. It is called before the
 // sandbox's resources go.
-func (s *sandbox) stopPacks(ctx context.Context) {
+func (s *sandbox) stopPacks() {
 	s.stop()
 	select {
 	case s.packs <- struct{}{}:
 		<-s.packs
-	case <-ctx.Done(): // it reads a directory that vanishes under it, which does no harm
+	case <-time.After(removeTime): // it reads a directory that vanishes under it, which does no harm
 	}
 }
 

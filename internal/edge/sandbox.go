@@ -30,9 +30,9 @@ type sandbox struct {
 	image    *v1.Image
 	need     v1.Resources
 	admitted sync.Once       // done when need was given back
-	create   context.Context // of its create; ends with the caller or a removal
+	create   context.Context // of its create or adoption; ends with the caller or a removal
 	cancel   context.CancelFunc
-	created  chan struct{}   // closed when its create has ended, well or not
+	created  chan struct{}   // closed when its create, or its adoption, has ended, well or not
 	removed  chan struct{}   // closed when nothing of it is left
 	packedOn string          // digest of the image that a pack is being made on, with the edge's mu
 	life     context.Context // ends when its removal begins or it died
@@ -47,6 +47,8 @@ type sandbox struct {
 	expiry   *time.Timer
 	lease    *time.Timer
 	renewed  time.Time // when its lease was
+
+	unadopted error // why it could not be adopted yet; of who tries only
 
 	dial sync.Mutex // held by whoever connects to the guest
 }
@@ -117,6 +119,9 @@ func (s *sandbox) recordAs(v v1.Sandbox) record {
 
 // connect returns the connection to the sandbox's guest, dialling if there is none.
 func (s *sandbox) connect(ctx context.Context) (*aether.Conn, error) {
+	if err := s.adopted(ctx); err != nil {
+		return nil, err
+	}
 	if c, err := s.connected(); c != nil || err != nil {
 		return c, err
 	}
@@ -149,6 +154,25 @@ func (s *sandbox) connect(ctx context.Context) (*aether.Conn, error) {
 	return c, nil
 }
 
+// adopted waits until it is clear whether a sandbox that ran before its edge did can be
+// taken over, which has its own time limit.
+func (s *sandbox) adopted(ctx context.Context) error {
+	s.mu.Lock()
+	wait, v := s.instance == nil && s.view.State == v1.StateRunning, s.view
+	s.mu.Unlock()
+	if !wait {
+		return nil
+	}
+	select {
+	case <-s.created:
+		return nil
+	case <-ctx.Done():
+		e := errs.New(errs.GuestUnreachable, "edge.adopt", "the node has started anew and cannot reach the sandbox yet").Because(context.Cause(ctx))
+		e.Node, e.Sandbox = v.Node, v.ID
+		return e
+	}
+}
+
 // connected returns the live connection, nil if there is none, or why there can be none.
 func (s *sandbox) connected() (*aether.Conn, error) {
 	s.mu.Lock()
@@ -168,9 +192,7 @@ func (s *sandbox) connected() (*aether.Conn, error) {
 
 func notRunning(v v1.Sandbox) error {
 	if v.State == v1.StateStopping || v.State == v1.StateStopped {
-		e := errs.New(errs.SandboxGone, "edge.connect", "the sandbox is being removed")
-		e.Sandbox = v.ID
-		return e
+		return goneNow(v)
 	}
 	e := errs.New(errs.SandboxNotRunning, "edge.connect", "the sandbox is "+string(v.State)).With("state", string(v.State))
 	e.Sandbox = v.ID
@@ -181,12 +203,39 @@ func notRunning(v v1.Sandbox) error {
 	return e
 }
 
-// release closes what this process holds of the sandbox; it keeps running.
-func (s *sandbox) release() {
+// endings say why a sandbox is removed.
+var endings = map[v1.EndReason]string{
+	v1.EndRequest: "somebody asked for it", v1.EndTTL: "it reached its time to live", v1.EndLease: "nobody renewed its lease",
+}
+
+// goneNow is the error of whatever the removal of v meets.
+func goneNow(v v1.Sandbox) *errs.Error {
+	text := "the sandbox is removed"
+	if why := endings[v.EndReason]; why != "" {
+		text += ": " + why
+	}
+	e := errs.New(errs.SandboxGone, "edge.remove", text)
+	e.Node, e.Sandbox = v.Node, v.ID
+	if v.EndReason != "" {
+		e.With("end_reason", string(v.EndReason))
+	}
+	if v.Error != nil { // it had failed before
+		e.Cause = v.Error.Err()
+	}
+	return e
+}
+
+// release closes what this process holds of the sandbox; it keeps running. why is what
+// operations that go on in it are told; nil: that the connection is lost.
+func (s *sandbox) release(why *errs.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.guest != nil {
-		s.guest.Close()
+		if why != nil {
+			s.guest.Fail(why)
+		} else {
+			s.guest.Close()
+		}
 		s.guest = nil
 	}
 	s.instance = nil

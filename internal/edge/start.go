@@ -2,7 +2,6 @@ package edge
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,20 +10,12 @@ import (
 	"strings"
 
 	v1 "dsec/api/v1"
-	"dsec/api/v1/errs"
 	"dsec/internal/backend"
 	"dsec/internal/capability"
 )
 
 // feedSize is how many changes a watcher may be behind before it must read all again.
 const feedSize = 8192
-
-// identity is what an edge keeps of itself.
-type identity struct {
-	Node   string `json:"node"`
-	Epoch  uint64 `json:"epoch"`
-	BootID string `json:"boot_id"`
-}
 
 // Start brings up an edge: it takes its identity, adopts the sandboxes that survived,
 // removes what no record explains, and then serves and registers.
@@ -35,7 +26,7 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 		}
 	}
 	e := &Edge{
-		cfg: cfg, started: cfg.Now(), backends: map[v1.Backend]backend.Backend{}, stop: make(chan struct{}),
+		cfg: cfg, started: cfg.Now(), backends: map[v1.Backend]backend.Backend{}, stop: make(chan struct{}), removing: make(chan struct{}, removals),
 		sandboxes: map[string]*sandbox{}, keys: map[string]string{}, temps: map[string]int{},
 		admit: &admission{capacity: cfg.Capacity, largest: cfg.Largest, reserve: cfg.Reserve, free: cfg.FreeSpace, now: cfg.Now},
 		feed:  newFeed(feedSize, uint64(cfg.Now().UnixMicro())), // above every number of an earlier process
@@ -114,171 +105,4 @@ func listen(address string) (net.Listener, error) {
 		}
 	}
 	return l, nil
-}
-
-// identify loads the node's id, makes it at the first start, and takes a new epoch when
-// the machine was restarted: what ran before is gone then, and its ids must say so.
-func (e *Edge) identify(ctx context.Context) error {
-	var me identity
-	data, err := os.ReadFile(e.path("identity.json"))
-	if err == nil {
-		err = json.Unmarshal(data, &me)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if me.Node == "" {
-		me.Node = v1.NodeID(e.cfg.Random())
-	}
-	e.id, e.epoch = me.Node, me.Epoch
-	if me.BootID == e.cfg.BootID && me.Epoch != 0 {
-		return nil
-	}
-	if me.Epoch, err = e.cfg.Cluster.AllocateEpoch(ctx, me.Node); err != nil {
-		return err
-	}
-	if me.Epoch > v1.MaxEpoch {
-		return fmt.Errorf("epoch %d does not fit into sandbox ids", me.Epoch)
-	}
-	me.BootID = e.cfg.BootID
-	if data, err = json.Marshal(me); err != nil {
-		return err
-	}
-	if err := writeSynced(e.path("identity.json"), data); err != nil {
-		return err
-	}
-	e.epoch = me.Epoch
-	return nil
-}
-
-func writeSynced(path string, data []byte) error {
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
-}
-
-// recover compares the journal with what the backends have, both ways: it adopts what
-// runs, ends what was half-made or half-removed, and removes what has no record.
-func (e *Edge) recover(ctx context.Context) error {
-	j, records, err := openJournal(e.path("journal"))
-	if err != nil {
-		return err
-	}
-	e.journal = j
-	for _, rec := range records {
-		e.recoverOne(ctx, rec)
-	}
-	for kind, b := range e.backends {
-		ids, err := b.List(ctx)
-		if err != nil {
-			return fmt.Errorf("list sandboxes of %s: %w", kind, err)
-		}
-		for _, id := range ids {
-			if e.sandboxes[id] != nil {
-				continue
-			}
-			e.cfg.Log.Warn("removing a sandbox that no record explains", "sandbox", id, "backend", kind)
-			if err := b.Delete(ctx, id); err != nil {
-				e.cfg.Log.Error("remove it", "sandbox", id, "err", err)
-			}
-		}
-	}
-	return e.dropTemporaries(ctx)
-}
-
-func (e *Edge) recoverOne(ctx context.Context, rec record) {
-	v := rec.Sandbox
-	b := e.backends[v.Spec.Backend]
-	_, epoch, err := v1.ParseSandboxID(v.ID)
-	drop := func(why string) {
-		e.cfg.Log.Info("dropping a sandbox's record", "sandbox", v.ID, "why", why)
-		if err := e.journal.note(record{Sandbox: v1.Sandbox{ID: v.ID}, Removed: true}); err != nil {
-			e.cfg.Log.Error("journal a removal", "sandbox", v.ID, "err", err)
-		}
-	}
-	switch {
-	case err != nil:
-		drop("its id is not one")
-		return
-	case epoch != e.epoch:
-		drop("the machine restarted") // whatever is left on disk is removed as unexplained
-		return
-	case v.State == v1.StateCreating:
-		drop("its create never finished")
-		return
-	}
-	s := newSandbox(b, rec.Image, demand(&v.Spec), v)
-	close(s.created)
-	e.sandboxes[v.ID] = s
-	if v.IdempotencyKey != "" {
-		e.keys[v.IdempotencyKey] = v.ID
-	}
-	e.admit.force(s.need)
-	if b == nil {
-		e.cfg.Log.Error("a sandbox is out of reach: its backend is not usable now", "sandbox", v.ID, "backend", v.Spec.Backend)
-		e.outOfReach(s, nil)
-		return
-	}
-	if v.State == v1.StateStopping {
-		e.retryLater(s)
-		return
-	}
-	if v.State != v1.StateRunning {
-		e.giveBack(s)
-		e.limit(s)
-		return
-	}
-	spec := backend.Spec{ID: v.ID, Generation: 1, Sandbox: v.Spec, Image: rec.Image}
-	instance, err := b.Adopt(ctx, spec, rec.Handle)
-	if err != nil && !errors.Is(err, errs.SandboxLost) {
-		e.cfg.Log.Error("a sandbox is out of reach: it cannot be adopted now", "sandbox", v.ID, "err", err)
-		e.outOfReach(s, err)
-		e.limit(s)
-		return
-	}
-	if err != nil {
-		e.cfg.Log.Warn("a sandbox did not survive", "sandbox", v.ID, "err", err)
-		cause := errs.New(errs.SandboxLost, "edge.adopt", "the sandbox ended while its edge was away").Because(err)
-		cause.Node, cause.Sandbox = e.id, v.ID
-		if terr := e.transition(s, v1.StateFailed, func(v *v1.Sandbox) {
-			now := e.cfg.Now()
-			v.EndedAt = &now
-			v.Error = v1.ProblemOf(cause)
-		}); terr != nil {
-			e.cfg.Log.Error("record a lost sandbox", "sandbox", v.ID, "err", terr)
-		}
-		if derr := b.Delete(ctx, v.ID); derr != nil {
-			e.cfg.Log.Error("clean up a lost sandbox", "sandbox", v.ID, "err", derr)
-			return
-		}
-		e.giveBack(s)
-		e.limit(s)
-		return
-	}
-	s.instance = instance
-	e.watch(s)
-}
-
-// outOfReach shows a sandbox that may well run, but cannot be used by this process. Its
-// record stays as it is: a later start adopts it, or finishes its removal.
-func (e *Edge) outOfReach(s *sandbox, cause error) {
-	x := errs.New(errs.BackendUnusable, "edge.adopt", "the sandbox is out of reach: its backend did not work when the node started").Because(cause)
-	x.Node, x.Sandbox = e.id, s.view.ID
-	x.With("backend", string(s.view.Spec.Backend))
-	s.view.Error = v1.ProblemOf(x)
-	if s.view.State == v1.StateRunning {
-		s.view.State = v1.StateFailed
-	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"dsec/aether/msg"
 	v1 "dsec/api/v1"
@@ -16,6 +18,7 @@ import (
 type away struct {
 	backend.Backend
 	check, adopt error
+	tries        *atomic.Int32 // of adoption that fail; nil: all
 }
 
 func (a away) Check(ctx context.Context) error {
@@ -26,7 +29,7 @@ func (a away) Check(ctx context.Context) error {
 }
 
 func (a away) Adopt(ctx context.Context, s backend.Spec, handle json.RawMessage) (backend.Instance, error) {
-	if a.adopt != nil {
+	if a.adopt != nil && (a.tries == nil || a.tries.Add(-1) >= 0) {
 		return nil, a.adopt
 	}
 	return a.Backend.Adopt(ctx, s, handle)
@@ -41,6 +44,7 @@ func TestABackendThatIsAwayForgetsNoSandbox(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
+			b.adopt = 100 * time.Millisecond
 			e := b.start()
 			first, err := b.create(b.control(e), e, nil)
 			if err != nil {
@@ -54,6 +58,10 @@ func TestABackendThatIsAwayForgetsNoSandbox(t *testing.T) {
 				e = b.start()
 				c := b.control(e)
 				v, err := call[v1.Sandbox](t, c, "sandbox.get", &msg.SandboxRequest{Id: first.ID})
+				for err == nil && v.State == v1.StateRunning && broken.adopt != nil { // until it is given up
+					time.Sleep(time.Millisecond)
+					v, err = call[v1.Sandbox](t, c, "sandbox.get", &msg.SandboxRequest{Id: first.ID})
+				}
 				if err != nil || v.State != v1.StateFailed || v.Error == nil || v.Error.Code != string(errs.BackendUnusable) || !v.Error.Infra {
 					t.Fatalf("while its backend is away: %+v, %v", v, err)
 				}

@@ -69,7 +69,7 @@ func Stop(ctx context.Context, data string, info Info) error {
 // RemoveSandboxes removes every sandbox of a data directory whose node is not running,
 // and all that the node held for them. One that cannot be removed does not keep the
 // others; the error tells of it at the end. It returns how many were removed.
-func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed int, err error) {
+func RemoveSandboxes(ctx context.Context, data string) (removed int, err error) {
 	if data, err = filepath.Abs(data); err != nil {
 		return 0, err
 	}
@@ -92,17 +92,17 @@ func RemoveSandboxes(ctx context.Context, data string, guest []byte) (removed in
 		return 0, err
 	}
 	defer h.Close()
-	b, err := Containers(ctx, data, guest, nil)
+	b, err := Containers(ctx, data, nil, nil)
 	if err != nil {
 		return 0, err
 	}
 	defer b.Close() // also closed below, before the unmount; a second time does no harm
 	removed, left, err := removeAll(ctx, b, h)
 	if err != nil {
-		return removed, errors.Join(err, edge.Emptied(filepath.Join(data, "edge"), left...))
+		return removed, errors.Join(err, edge.Emptied(filepath.Join(data, "edge"), time.Now(), left...))
 	}
 	// Nothing is mounted any more that the keepers hold readers of.
-	if err := errors.Join(edge.Emptied(filepath.Join(data, "edge")), b.Withdraw(), b.Close(), keeper.Stop(ctx, keepers(data))); err != nil {
+	if err := errors.Join(edge.Emptied(filepath.Join(data, "edge"), time.Now()), b.Withdraw(), b.Close(), keeper.Stop(ctx, keepers(data))); err != nil {
 		return removed, err
 	}
 	// The last mounts of dead sandboxes go away in the background.

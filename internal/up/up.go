@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -205,15 +206,15 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	} else if err != nil { // a full disk, say, must not keep us from what runs already
 		n.opts.Log.Warn("creates may fail: a try of the data directory did; see 'dsec doctor'", "err", err)
 	}
-	if err := raiseInotify("/proc/sys/fs/inotify/max_user_instances"); err != nil {
-		n.opts.Log.Warn("all sandboxes share the machine's limit of inotify instances", "err", err)
-	}
+	raiseSettings(doctor.SettingsDir, n.opts.Slots, n.opts.Log)
 	slack.RelaxMonitor()
 	o := &n.opts.Objects
 	if n.objects, err = o.open(ctx, n.opts.Data); err != nil {
 		return "", err
 	}
-	if token, err = loadToken(n.path("root.token")); err != nil {
+	if token, err = loadToken(n.path("root.token")); errors.Is(err, errs.DataCorrupt) {
+		return "", corrupt(err, "clients with the root token are refused until they have a new one: 'rm %[1]s/root.token', then 'dsec up --data %[1]s' makes one and writes it to the context file; sandboxes, images and other tokens are not touched", n.opts.Data)
+	} else if err != nil {
 		return "", err
 	}
 	n.control, err = control.Start(ctx, control.Config{
@@ -237,7 +238,11 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	}
 	n.edge, err = edge.Start(ctx, n.edgeConfig(backends))
 	if errors.Is(err, errs.DataCorrupt) {
-		return "", corrupt(err, "it tells which sandboxes run, so none of them can be taken over: 'dsec down --data %s' removes them all, and the file; then 'dsec up' starts anew, with images and tokens", n.opts.Data)
+		what := "it tells which sandboxes run"
+		if edge.IdentityDamaged(err) {
+			what = "it says which node this is, by whose name the sandboxes that run are known"
+		}
+		return "", corrupt(err, what+", so none of them can be taken over: 'dsec down --data %s' removes them all, and the file; then 'dsec up' starts anew, with images and tokens", n.opts.Data)
 	}
 	if err != nil {
 		return "", fmt.Errorf("start the edge: %w", err)
@@ -265,7 +270,8 @@ func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) 
 	return []backend.Backend{n.containers, n.hollow}, nil
 }
 
-// Containers opens the container backend of a data directory.
+// Containers opens the container backend of a data directory; without a guest, to remove
+// what is there.
 func Containers(ctx context.Context, data string, guest []byte, layers container.Layers) (*container.Backend, error) {
 	writable := filepath.Join(data, "writable")
 	needed, err := scratch.Needed(data)
@@ -337,6 +343,9 @@ func (c cluster) Register(ctx context.Context, node v1.Node) (edge.Registration,
 
 func (n *node) stop(ctx context.Context) error {
 	var all []error
+	if n.control != nil {
+		n.control.Drain()
+	}
 	if n.edge != nil {
 		all = append(all, n.edge.Close(ctx))
 	}
@@ -467,6 +476,9 @@ func flock(path string) (*os.File, error) {
 func loadToken(path string) (string, error) {
 	b, err := os.ReadFile(path)
 	if err == nil {
+		if !tokenForm.Match(b) {
+			return "", errs.New(errs.DataCorrupt, "up", path+" is damaged: it does not hold a token")
+		}
 		return strings.TrimSpace(string(b)), nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -475,12 +487,18 @@ func loadToken(path string) (string, error) {
 	var secret [24]byte
 	_, _ = rand.Read(secret[:])
 	token := "dsec_" + hex.EncodeToString(secret[:])
-	return token, os.WriteFile(path, []byte(token+"\n"), 0o600)
+	// Under its name only when it is whole: a crash must not leave an empty token.
+	if err := os.WriteFile(path+".new", []byte(token+"\n"), 0o600); err != nil {
+		return "", err
+	}
+	return token, os.Rename(path+".new", path)
 }
 
-// raiseLimits takes all the descriptors that the hard limit allows. It also lifts what the
-// kernel counts by user: sandboxes have limits of their own, but all their user namespaces
-// belong to this one, in whose account they meet.
+// tokenForm is that of a token made by loadToken.
+var tokenForm = regexp.MustCompile(`^dsec_[0-9a-f]{48}\n$`)
+
+// raiseLimits takes all the descriptors that the hard limit allows. It also lifts what the kernel
+// counts by user: a sandbox's users together have no more of it than the node.
 func raiseLimits() error {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
@@ -503,22 +521,6 @@ func raiseLimits() error {
 		}
 	}
 	return nil
-}
-
-// inotifyInstances is how many all sandboxes may have together; each may have 256.
-const inotifyInstances = 1 << 20
-
-// raiseInotify lets sandboxes have inotify instances of their own account. Where it may not,
-// they meet at the machine's limit, which doctor shows.
-func raiseInotify(file string) error {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && n >= inotifyInstances {
-		return nil
-	}
-	return os.WriteFile(file, []byte(strconv.Itoa(inotifyInstances)), 0)
 }
 
 func freeSpace(dir string) (disk, memory int64, err error) {

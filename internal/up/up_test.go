@@ -6,11 +6,15 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"math/big"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"dsec/api/v1/errs"
 )
 
 func certificate(t *testing.T, names ...string) *tls.Config {
@@ -99,5 +103,29 @@ func TestOnlyANewDirectoryIsRestored(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 || left[0].Name() != "mine" {
 		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// A root token that is damaged is not used, and not replaced behind its owner's back.
+func TestDamagedRootToken(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "root.token")
+	token, err := loadToken(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := loadToken(path); err != nil || again != token {
+		t.Errorf("%q, then %q, %v", token, again, err)
+	}
+	for _, bad := range []string{"", "\n", token[:20], token + "\n" + token, strings.Repeat("\x00", len(token)), "x" + token[1:] + "\n", token[:52] + "X\n"} {
+		if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := loadToken(path); !errors.Is(err, errs.DataCorrupt) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%q gives %v", bad, err)
+		}
+		if left, err := os.ReadFile(path); err != nil || string(left) != bad {
+			t.Errorf("%q became %q, %v", bad, left, err)
+		}
 	}
 }

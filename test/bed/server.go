@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -134,6 +135,7 @@ func (b *Bed) PretendReboot(t testing.TB) {
 		t.Fatal(err)
 	}
 	identity["boot_id"] = "an earlier boot"
+	identity["sum"] = crc32.ChecksumIEEE(fmt.Appendf(nil, "%s\n%.0f\n%s", identity["node"], identity["epoch"], identity["boot_id"]))
 	if data, err = json.Marshal(identity); err != nil {
 		t.Fatal(err)
 	}

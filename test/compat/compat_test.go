@@ -4,19 +4,11 @@
 package compat
 
 import (
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
-	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"dsec/client"
-	"dsec/internal/image/build"
 	"dsec/test/bed"
 )
 
@@ -24,41 +16,6 @@ var node *bed.Bed
 
 func TestMain(m *testing.M) {
 	os.Exit(bed.Main(m, bed.Options{}, func(b *bed.Bed) { node = b }))
-}
-
-// archive returns the test's image, built once for each version of the recipe.
-func archive(ctx context.Context) (string, error) {
-	text, err := os.ReadFile("recipe.yaml")
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(text)
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Join(cache, "dsec-test")
-	path := filepath.Join(dir, "compat-"+hex.EncodeToString(sum[:6])+".tar")
-	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-		return path, err
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", err
-	}
-	recipe, err := build.Load("recipe.yaml")
-	if err != nil {
-		return "", err
-	}
-	f, err := os.CreateTemp(dir, "new-")
-	if err != nil {
-		return "", err
-	}
-	defer os.Remove(f.Name())
-	err = build.Archive(ctx, recipe, f, build.Options{Progress: func(line string) { fmt.Fprintln(os.Stderr, "compat image:", line) }})
-	if err := errors.Join(err, f.Close()); err != nil {
-		return "", err
-	}
-	return path, os.Rename(f.Name(), path)
 }
 
 // programs are bash scripts that must succeed, each in a sandbox of its own.
@@ -130,7 +87,7 @@ X`,
 }
 
 func TestProgramsThatAgentsRun(t *testing.T) {
-	path, err := archive(t.Context())
+	path, err := bed.Archive(t.Context(), "recipe.yaml")
 	if err != nil {
 		t.Fatalf("build the image (needs the Debian mirror): %v", err)
 	}

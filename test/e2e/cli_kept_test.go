@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -45,4 +46,47 @@ func TestDetachedProcessesAreKept(t *testing.T) {
 	}
 	shared.Fails(t, 1, "process_not_found", "logs", id, "nosuch")
 	shared.Fails(t, 125, "process_not_found", "attach", id, "nosuch")
+}
+
+// A sandbox that is gone tells when and why, also after the server was killed.
+func TestGoneSaysWhenAndWhy(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	want := map[string]string{}
+	asked := b.Must(t, "create", bed.Image)
+	b.Must(t, "rm", asked)
+	want[asked] = "request"
+	want[b.Must(t, "create", "--ttl", "200ms", bed.Image)] = "ttl"
+	check := func() {
+		t.Helper()
+		for id, reason := range want {
+			bed.Eventually(t, id+" is gone", func() error {
+				r := b.CLI(t, "inspect", "--json", id)
+				var got struct {
+					Error struct {
+						Status  int
+						Code    string
+						Message string
+						Details map[string]string
+					}
+				}
+				if r.Code != 1 || json.Unmarshal([]byte(r.Stderr), &got) != nil {
+					return fmt.Errorf("%+v", r)
+				}
+				if e := got.Error; e.Status != 410 || e.Code != "sandbox_gone" || e.Details["end_reason"] != reason || e.Details["removed_at"] == "" || !strings.Contains(e.Message, "was removed at 20") {
+					return fmt.Errorf("%+v", e)
+				}
+				return nil
+			})
+		}
+		if r := b.CLI(t, "exec", asked, "--", "true"); r.Code != 125 || !strings.Contains(r.Stderr, "somebody asked for it") {
+			t.Errorf("exec: %+v", r)
+		}
+	}
+	check()
+	b.Kill(t)
+	if err := b.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check()
 }

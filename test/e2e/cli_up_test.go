@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -33,12 +35,62 @@ func TestRecipeWithSteps(t *testing.T) {
 	}
 	bad := filepath.Join(t.TempDir(), "recipe.yaml")
 	for text, code := range map[string]string{
-		"from: scratch\nfrum: x\n": "bad_request", "from: busybox\nsteps: [{run: ls /none}]\n": "build_failed", "from: none-such\n": "image_not_found",
+		"from: scratch\nfrum: x\n": "bad_request", "from: busybox\nsteps: [{run: ls /none}]\n": "build_failed", "from: no-such-image\n": "image_not_found", "from: with-steps\npackages: [git]\n": "bad_request",
 	} {
 		if err := os.WriteFile(bad, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		shared.Fails(t, 1, code, "image", "build", "bad", "-f", bad)
+	}
+}
+
+// A recipe may build upon any image: what it says stays unless the recipe says otherwise,
+// and so do owners, modes, links and attributes.
+func TestRecipeUponAnImage(t *testing.T) {
+	t.Parallel()
+	recipe := func(text string) string {
+		file := filepath.Join(t.TempDir(), "recipe.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	shared.Must(t, "image", "build", "--steps", "host", "upon/base:1", "-f", recipe(`
+from: busybox
+steps:
+  - run: mkdir -p /data && echo one > /data/f && ln /data/f /data/hard && ln -s f /data/soft && chown 12:34 /data/f && chmod 4711 /data/f && mknod /data/null c 1 3
+env: {A: base, B: base}
+user: "12"
+workdir: /data
+labels: {of: base}
+`))
+	defer shared.Must(t, "image", "rm", "upon/base:1")
+	digest := bed.JSON[v1.Image](t, shared, "image", "inspect", "--json", "upon/base:1").Digest
+	for i, from := range []string{"upon/base:1", digest} {
+		name := fmt.Sprintf("upon/%d", i)
+		img := bed.JSON[v1.Image](t, shared, "image", "build", "--json", name, "-f", recipe("from: "+from+"\nsteps: [{run: 'echo $A > /data/two'}]\nenv: {B: mine}\n"))
+		defer shared.Must(t, "image", "rm", name)
+		if !slices.Equal(img.Config.Env, []string{"A=base", "B=mine"}) || img.Config.User != "12" || img.Config.WorkDir != "/data" || img.Config.Labels["of"] != "base" {
+			t.Errorf("%+v", img.Config)
+		}
+		out := shared.Must(t, "run", name, "--", "sh", "-c", "cat two f; id -u; stat -c '%u:%g %a %h' f; readlink soft; stat -c %F null; echo $A $B")
+		if out != "base\none\n12\n12:34 4711 2\nf\ncharacter special file\nbase mine" {
+			t.Errorf("from %s: %q", from, out)
+		}
+	}
+	// The files alone.
+	out := filepath.Join(t.TempDir(), "files.tar")
+	shared.Must(t, "image", "export", "upon/base:1", "-o", out)
+	list, err := exec.Command("tar", "tf", out).Output()
+	if err != nil || !strings.Contains(string(list), "data/hard\n") {
+		t.Errorf("the export: %v, %d bytes", err, len(list))
+	}
+	if r := shared.CLI(t, "image", "export", "upon/base:1"); r.Code != 0 || len(r.Stdout) < 1<<20 {
+		t.Errorf("to stdout: exit code %d, %d bytes, %s", r.Code, len(r.Stdout), r.Stderr)
+	}
+	shared.Fails(t, 1, "image_not_found", "image", "export", "none", "-o", out+".none")
+	if _, err := os.Stat(out + ".none"); err == nil {
+		t.Error("an export that failed left a file")
 	}
 }
 
@@ -236,6 +288,21 @@ func TestAuditTellsWhoseThingsAre(t *testing.T) {
 		})
 		return rep
 	}
+	// What the kernel still takes down is no leak: a loop device goes with the last copy of
+	// its mount, which a sandbox that another node makes may have for a moment.
+	none := func(when, data string) {
+		t.Helper()
+		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			leaks := audit(data).Leaks
+			if len(leaks) == 0 {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Errorf("%s: leaks: %+v", when, leaks)
+				return
+			}
+		}
+	}
 	elsewhere := filepath.Join(t.TempDir(), "context.json")
 	if err := os.WriteFile(elsewhere, []byte(`{"url":"http://127.0.0.1:1","token":"x"}`), 0o600); err != nil {
 		t.Fatal(err)
@@ -255,9 +322,10 @@ func TestAuditTellsWhoseThingsAre(t *testing.T) {
 			t.Errorf("%d %s of a sandbox, want %d", got, kind, n)
 		}
 	}
-	if leaks := audit(shared.Data).Leaks; len(busy.Leaks)+len(leaks) != 0 {
-		t.Errorf("leaks: %+v; asked by another node: %+v", busy.Leaks, leaks)
+	if len(busy.Leaks) != 0 {
+		t.Errorf("leaks: %+v", busy.Leaks)
 	}
+	none("asked by another node", shared.Data)
 	b.Must(t, "rm", id)
 	if now := audit(b.Data); !maps.Equal(now.Owners["server"], idle.Owners["server"]) || len(now.Owners["sandboxes"]) != 0 {
 		t.Errorf("after the removal: %+v, before: %+v", now, idle)
@@ -286,7 +354,5 @@ func TestAuditTellsWhoseThingsAre(t *testing.T) {
 		}
 	}
 	b.Must(t, "down", "--data", b.Data)
-	if leaks := audit(b.Data).Leaks; len(leaks) != 0 {
-		t.Errorf("after 'dsec down': %+v", leaks)
-	}
+	none("after 'dsec down'", b.Data)
 }

@@ -71,7 +71,7 @@ func TestPushPullExport(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "image.tar")
 	shared.Must(t, "image", "export", "--format", "oci", "snap:"+name(""), file)
 	shared.Must(t, "image", "import", name("-file"), file)
-	archive := shared.Must(t, "image", "export", "snap:"+name(""), "-")
+	archive := shared.Must(t, "image", "export", "--format", "docker", "snap:"+name(""), "-")
 	shared.MustIn(t, archive+"\n", "image", "import", name("-stdin"), "-")
 	const look = `cat /data/file /data/sub/link; stat -c %h /data/file; echo $KEPT; ls -d /home /root /moved 2>/dev/null || true`
 	want := sh(t, begin(t, "snap:"+name("")), look)

@@ -62,6 +62,11 @@ func TestUpSaysHowToMendDamagedData(t *testing.T) {
 		says(etcd, "image names", "mv ")
 		mend()
 	}
+	for _, name := range []string{"edge/identity.json", "root.token"} {
+		mend := garble(filepath.Join(b.Data, name), 8, 8)
+		says(filepath.Join(b.Data, name), "--data "+b.Data)
+		mend()
+	}
 	garble(filepath.Join(b.Data, "edge", "journal"), 40, 8) // not mended: what up says is done instead
 	says(filepath.Join(b.Data, "edge", "journal"), "dsec down --data "+b.Data)
 	if out := b.Must(t, "down", "--data", b.Data); !strings.Contains(out, "removed 2 sandboxes") {

@@ -96,6 +96,7 @@ const (
 	CommandNotFound   Code = "command_not_found"
 	CommandNotExec    Code = "command_not_executable"
 	SandboxLimit      Code = "sandbox_limit"
+	TokenLimit        Code = "token_limit"
 	PortClosed        Code = "port_closed"
 	IdempotencyReuse  Code = "idempotency_key_reused"
 	RevisionCompacted Code = "revision_compacted"
@@ -181,12 +182,13 @@ var Table = []Row{
 	{CommandNotFound, Invalid, 422, false, false, "check the command and PATH; the image may not have it"},
 	{CommandNotExec, Invalid, 422, false, false, "the file lacks the x bit or its format is foreign"},
 	{SandboxLimit, Conflict, 409, true, false, "the sandbox is at its limit of processes or memory; end some, or create it with more"},
+	{TokenLimit, Capacity, 429, true, false, "the token has as much open as one token may have: end some of it, wait, or use a token of its own for each job"},
 	{PortClosed, Unavailable, 502, true, false, "nothing listens on the port yet"},
 	{IdempotencyReuse, Conflict, 409, false, false, "the key was used with another request; use a new key"},
 	{RevisionCompacted, Gone, 410, true, false, "list again and watch from the revision it returns"},
 	{StateConflict, Conflict, 409, true, false, "another operation changed the state; read it and retry"},
 	{NodeRunning, Conflict, 409, false, false, "use it; or stop it with 'dsec down', or use another --data"},
-	{AddressInUse, Conflict, 409, false, false, "another program listens there: stop it, or choose another --listen"},
+	{AddressInUse, Conflict, 409, false, false, "another program listens there: stop it, or choose another address"},
 	{DataUnsuitable, Unsupported, 501, false, false, "choose a --data on a disk, such as ext4 or xfs"},
 	{DataCorrupt, Corrupt, 500, false, true, "the message says what is lost, and the command that starts anew without it"},
 	{BodyTooLarge, TooLarge, 413, false, false, "send it as a stream, or in parts below the limit"},
@@ -200,7 +202,7 @@ var Table = []Row{
 	{DeadlineExceeded, Deadline, 504, true, false, "allow more time"},
 	{RequestCanceled, Canceled, 499, true, false, "the caller went away"},
 	{ConnectionLost, Unavailable, 502, true, true, "the connection broke; retry, or re-attach from an offset"},
-	{ServerUnreachable, Unavailable, 502, true, true, "start a server with 'dsec up', or name a running one with DSEC_URL or --url"},
+	{ServerUnreachable, Unavailable, 502, true, true, "start a server with 'dsec up --detach', or name a running one with DSEC_URL or --url"},
 	{ProtocolError, Invalid, 400, false, false, "the peer broke the protocol; check versions"},
 	{RouteNotFound, NotFound, 404, false, false, "check the path against /openapi.json"},
 	{MethodNotAllowed, Invalid, 405, false, false, "use a method that the Allow header names"},

@@ -16,6 +16,9 @@ import (
 // Check implements backend.Backend: it clones a process into all the namespaces, which
 // is what a kernel or a container around this node may forbid.
 func (b *Backend) Check(context.Context) error {
+	if b.guest < 0 {
+		return guestless("container.check")
+	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -26,7 +29,7 @@ func (b *Backend) Check(context.Context) error {
 	if err := p.Exec(b.guest, []string{"dsec-guest", "--version"}, nil); err != nil {
 		return err
 	}
-	child, err := b.stage.start(namespaces, -1, p)
+	child, err := b.stage.start(b.cfg.FirstID, namespaces, -1, p)
 	unix.Close(pair[1])
 	if err != nil {
 		return fmt.Errorf("containers need user, mount, pid, network, ipc, uts and cgroup namespaces (kernel ≥ 5.7, user.max_user_namespaces > 0, root): %w", err)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 	"dsec/internal/backend"
 	"dsec/internal/backend/container/cgroup"
 	"dsec/internal/backend/container/mount"
@@ -26,7 +27,7 @@ type Layers interface {
 type Config struct {
 	Dir        string // owned by this backend
 	Writable   string // where sandboxes' own layers are; see package scratch
-	Guest      []byte // the guest binary
+	Guest      []byte // the guest binary; nil: sandboxes can be listed, audited and removed, not made
 	CgroupRoot string // /sys/fs/cgroup
 	CgroupName string // parent group for all sandboxes of this node, unique on the host
 	Layers     Layers
@@ -37,7 +38,7 @@ type Config struct {
 type Backend struct {
 	cfg     Config
 	dir     *os.File // Config.Writable/sandboxes, detached
-	log     *os.File // what all guests write to their standard error: only panics
+	log     *guestLog
 	cgroups *cgroup.Hierarchy
 	guest   int // the guest binary, O_PATH
 
@@ -73,7 +74,7 @@ func (b *Backend) prepare() error {
 		}
 	}
 	var err error
-	if b.log, err = os.OpenFile(filepath.Join(b.cfg.Dir, "guests.log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600); err != nil {
+	if b.log, err = openGuestLog(filepath.Join(b.cfg.Dir, "guests.log"), guestLogMost, guestLogEvery); err != nil {
 		return err
 	}
 	dir, err := mount.Detached(sandboxes)
@@ -84,6 +85,9 @@ func (b *Backend) prepare() error {
 	if b.cgroups, err = cgroup.Open(filepath.Join(b.cfg.Dir, "cgroups.json"), b.cfg.CgroupRoot, "/proc/self/cgroup", b.cfg.CgroupName); err != nil {
 		return err
 	}
+	if b.cfg.Guest == nil {
+		return nil
+	}
 	if b.guest, err = installGuest(b.cfg.Dir, b.cfg.Guest); err != nil {
 		return err
 	}
@@ -93,7 +97,7 @@ func (b *Backend) prepare() error {
 	if b.dev, err = mount.Dev(); err != nil {
 		return err
 	}
-	if b.low, err = newLowFiles(b.null, b.guest, int(b.log.Fd())); err != nil {
+	if b.low, err = newLowFiles(b.null, b.guest, b.log.fd()); err != nil {
 		return err
 	}
 	b.hardLimits = map[int]uint64{}
@@ -144,6 +148,11 @@ func installed(path string, binary []byte) bool {
 	return err == nil && bytes.Equal(have, binary)
 }
 
+// guestless is the error of a backend that cannot make sandboxes.
+func guestless(phase string) error {
+	return errs.New(errs.BackendUnusable, phase, "the backend was opened without a guest, to remove sandboxes only")
+}
+
 // Kind implements backend.Backend.
 func (b *Backend) Kind() v1.Backend { return v1.BackendContainer }
 
@@ -153,10 +162,11 @@ func (b *Backend) Withdraw() error { return b.cgroups.RemoveAll() }
 
 // Close implements backend.Backend.
 func (b *Backend) Close() error {
-	for _, f := range []*os.File{b.dir, b.log} {
-		if f != nil {
-			f.Close()
-		}
+	if b.dir != nil {
+		b.dir.Close()
+	}
+	if b.log != nil {
+		b.log.close()
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -2,6 +2,7 @@ package container
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -233,6 +234,7 @@ func TestWhatASandboxLooksLike(t *testing.T) {
 		{"descriptors", "ls -l /dev/fd | grep -c /proc/self/fd; echo err >/dev/stderr", "1\nerr"},
 		{"terminals", "ls /dev/pts/ptmx && [ -c /dev/ptmx ] && echo ok", "/dev/pts/ptmx\nok"},
 		{"proc is this sandbox's", "ls -d /proc/[0-9]* | wc -l | { read n; [ $n -lt 10 ] && echo few; }", "few"},
+		{"proc can be written where it is the process's own", "echo 500 >/proc/self/oom_score_adj && cat /proc/self/oom_score_adj; hostname other && hostname && hostname myhost", "500\nother"},
 		{"the image is writable", "echo x >/bin/new && cat /bin/new && rm /bin/busybox2 2>/dev/null; mv /home /house && ls -d /house/user", "x\n/house/user"},
 		{"files of users", "su user -c 'touch /tmp/x; stat -c %u /tmp/x'", "1000"},
 		{"umask", "umask", "0022"},
@@ -276,6 +278,9 @@ func TestWhatASandboxMayNotDo(t *testing.T) {
 		{"see PID 1's binary", "ls -l /proc/1/exe | grep -- '->'"},
 		{"see PID 1's root", "ls /proc/1/root/"},
 		{"write kernel settings", "echo 1 >/proc/sys/kernel/panic"},
+		{"lift its own limits", "echo 1000000 >/proc/sys/user/max_inotify_instances"},
+		{"write any setting", "attack settings"},
+		{"have more watches than others can spare", "[ $(cat /proc/sys/user/max_inotify_watches) -gt 65536 ]"},
 		{"trigger sysrq", "echo h >/proc/sysrq-trigger"},
 		{"make device nodes", "mknod /tmp/sda b 8 0"},
 		{"write to the shared /dev", "touch /dev/x"},
@@ -284,8 +289,23 @@ func TestWhatASandboxMayNotDo(t *testing.T) {
 		{"set limits of PID 1", "attack prlimit"},
 		{"take all inotify instances", "attack inotify"},
 		{"take all terminals", "attack pty"},
+		{"put a filter on a socket", "attack socketfilter"},
+		{"filter its own system calls", "attack seccomp"},
+		{"have sockets of other families", "attack families"},
+		{"have sockets of other protocols", "attack protocols"},
+		{"change a terminal's line discipline", "attack ldisc"},
+		{"have a table of descriptors of the processor", "attack ldt"},
+		{"trace PID 1", "attack trace"},
+		{"signal PID 1's threads", "attack signals"},
+		{"make a file that cannot be removed", "attack immutable"},
+		{"freeze a file system", "attack freeze"},
+		{"take rings of the machine's number of them", "attack aio"},
+		{"fill the buffers of sockets beyond its limit", "attack tcp"},
+		{"fill them with datagrams", "attack udp"},
 		{"change the network", "ip link set lo down || ip link add x type bridge"},
 		{"set the clock", "date -s 2020-01-01; date +%Y | grep 2020"},
+		{"delay PID 1's timers", "echo 10000000000 >/proc/1/timerslack_ns"},
+		{"have a say in what others may run", "[ $((0x$(grep CapBnd /proc/self/status | cut -f2) >> 23 & 1)) = 1 ]"},
 		{"set limits of others", "echo 1000 >/proc/1/oom_score_adj"},
 		{"write sysfs", "echo 1 >/sys/kernel/mm/ksm/run"},
 		{"read the kernel's memory", "dd if=/proc/kcore bs=1 count=1"},
@@ -305,6 +325,41 @@ func TestWhatASandboxMayNotDo(t *testing.T) {
 	case <-b.Instance.Done():
 		t.Error("PID 1 died")
 	default:
+	}
+}
+
+// What the kernel counts by user is counted for the sandbox's own, and for nobody else.
+func TestSandboxesHaveAnAccountEach(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, nil)
+	pending := func() int {
+		status, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, line, _ := strings.Cut(string(status), "\nSigQ:")
+		var n, limit int
+		if _, err := fmt.Sscanf(line, "%d/%d", &n, &limit); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := pending()
+	out, _ := b.sh(": >/tmp/n; attack timers >/tmp/n & until grep . /tmp/n; do sleep 0.01; done")
+	if out != "3000" {
+		t.Fatalf("%q timers", out)
+	}
+	if after := pending(); after > before+1000 {
+		t.Errorf("signals of the node's root: %d before, %d with the timers of a sandbox", before, after)
+	}
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", b.Instance.(*instance).handle.PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	owner, err := unix.IoctlGetUint32(int(ns.Fd()), unix.NS_GET_OWNER_UID)
+	if err != nil || owner != b.Instance.(*instance).handle.FirstID {
+		t.Errorf("the user namespace is of user %d, %v; want %d", owner, err, b.Instance.(*instance).handle.FirstID)
 	}
 }
 
@@ -413,5 +468,46 @@ func TestScratchImage(t *testing.T) {
 	var s msg.SessionInfo
 	if err := c.Call(t.Context(), "", "session.open", &msg.SessionOpenRequest{}, &s); errs.Of(err).Class() != errs.Unsupported {
 		t.Errorf("a session without a shell: %v", err)
+	}
+}
+
+// Without a guest nothing is installed, and what another process made can be removed.
+func TestRemovalNeedsNoGuest(t *testing.T) {
+	n := newNode(t)
+	maker := n.open(t)
+	i, err := maker.Create(t.Context(), spec("snoguest"), func(string, time.Duration) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	installed := filepath.Join(n.dir, "dsec-guest")
+	if err := os.Remove(installed); err != nil {
+		t.Fatal(err)
+	}
+	b, err := New(Config{Dir: n.dir, Writable: n.writable, CgroupRoot: "/sys/fs/cgroup", CgroupName: n.group, FirstID: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if _, err := b.Create(t.Context(), spec("sother"), func(string, time.Duration) {}); !errors.Is(err, errs.BackendUnusable) {
+		t.Errorf("a create: %v", err)
+	}
+	if err := b.Check(t.Context()); !errors.Is(err, errs.BackendUnusable) {
+		t.Errorf("a check: %v", err)
+	}
+	if ids, err := b.List(t.Context()); err != nil || len(ids) != 1 {
+		t.Errorf("%v, %v", ids, err)
+	}
+	if err := b.Delete(t.Context(), "snoguest"); err != nil {
+		t.Fatal(err)
+	}
+	<-i.Done()
+	if left, err := b.Audit(t.Context()); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if _, err := os.Lstat(installed); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the guest was installed: %v", err)
+	}
+	if err := maker.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"strconv"
@@ -43,9 +42,8 @@ const channelBuffer = 1 << 20
 // monitorSlack is the timer slack of the guest's runtime monitor: see internal/guest/proc/slack.go.
 const monitorSlack = 2 * time.Millisecond
 
-// limits of a sandbox's processes for what the kernel counts by user: the usual ones. Counted
-// over all sandboxes, whose user namespaces have one owner, there is none: package up
-// takes the node's own away.
+// limits of a sandbox's processes for what the kernel counts by user: the usual ones. They hold for each
+// user in it, and the node's own for all of them together (see stage).
 var limits = []struct {
 	resource int
 	most     uint64
@@ -68,6 +66,9 @@ type creation struct {
 
 // Create implements backend.Backend.
 func (b *Backend) Create(ctx context.Context, spec backend.Spec, report backend.StepReport) (backend.Instance, error) {
+	if b.guest < 0 {
+		return nil, guestless("container.create")
+	}
 	b.mu.Lock()
 	if i, ok := b.instances[spec.ID]; ok && i.handle.Generation == spec.Generation {
 		b.mu.Unlock()
@@ -200,7 +201,7 @@ func (c *creation) clone(ctx context.Context) error {
 		return fmt.Errorf("guest socket: %w", err)
 	}
 	defer unix.Close(listener)
-	log := int(c.b.log.Fd())
+	log := c.b.log.fd()
 	group, err := c.b.cgroups.Open(c.spec.ID)
 	if err != nil {
 		return err
@@ -231,6 +232,7 @@ func (c *creation) clone(ctx context.Context) error {
 	// Nothing inside may change the network: each change holds a lock of the whole machine, and
 	// most holes of the kernel's network code want this capability.
 	p.DropCapability(unix.CAP_NET_ADMIN)
+	p.DropCapability(unix.CAP_SYS_NICE) // over what is not its own, such as PID 1's timers
 	for _, l := range limits {
 		p.Limit(l.resource, min(l.most, c.b.hardLimits[l.resource]))
 	}
@@ -250,7 +252,7 @@ func (c *creation) clone(ctx context.Context) error {
 	if err := p.Exec(c.b.guest, []string{"dsec-guest", "--container"}, env); err != nil {
 		return err
 	}
-	child, err := c.b.stage.start(namespaces, group.CloneInto, p)
+	child, err := c.b.stage.start(c.firstID, namespaces, group.CloneInto, p)
 	if err != nil {
 		return err
 	}
@@ -446,9 +448,9 @@ func (c *creation) awaitGuest(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil && !c.instance.ended() && errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("the guest did not answer within %v%s", bootTime, c.b.guestLog())
+		return fmt.Errorf("the guest did not answer within %v%s", bootTime, c.b.log.tail())
 	case err != nil: // it died: of a failed call before its exec, or in its start
-		return errors.Join(fmt.Errorf("the guest died%s", c.b.guestLog()), c.child.Err())
+		return errors.Join(fmt.Errorf("the guest died%s", c.b.log.tail()), c.child.Err())
 	case n == 1 && answer[0] != 0:
 		n, _ = c.channel.Read(answer)
 		return fmt.Errorf("the guest could not set up: %s", answer[:n])
@@ -464,21 +466,6 @@ func (c *creation) awaitGuest(ctx context.Context) error {
 	c.channel.Close()
 	c.instance.first = conn
 	return nil
-}
-
-// guestLog returns the end of what guests wrote to their log, for an error's text.
-func (b *Backend) guestLog() string {
-	const most = 2000
-	st, err := b.log.Stat()
-	if err != nil || st.Size() == 0 {
-		return ""
-	}
-	data := make([]byte, min(most, st.Size()))
-	n, err := b.log.ReadAt(data, st.Size()-int64(len(data)))
-	if err != nil && err != io.EOF {
-		return ""
-	}
-	return "; the guests' log " + b.log.Name() + " ends: " + strings.TrimSpace(string(data[:n]))
 }
 
 // handle is what Adopt needs to find a container again.

@@ -19,6 +19,8 @@ const (
 	clone3          = unix.SYS_CLONE3
 	openTreeAttr    = 467 // kernel 6.15
 	listNS          = 470 // kernel 6.18
+	socketType      = 0xf // of the type's argument, which has flags too (kernel: SOCK_TYPE_MASK)
+	shmHugeTLB      = 0o4000
 	newNamespaces   = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 		unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 )
@@ -44,20 +46,42 @@ var denied = map[uint32]unix.Errno{
 	unix.SYS_ADD_KEY: unix.EPERM, unix.SYS_REQUEST_KEY: unix.EPERM, unix.SYS_KEYCTL: unix.EPERM, unix.SYS_BPF: unix.EPERM,
 	unix.SYS_PERF_EVENT_OPEN: unix.EPERM, unix.SYS_USERFAULTFD: unix.EPERM, unix.SYS_MOVE_PAGES: unix.EPERM, unix.SYS_MIGRATE_PAGES: unix.EPERM,
 	unix.SYS_IO_URING_SETUP: unix.ENOSYS, unix.SYS_IO_URING_ENTER: unix.ENOSYS, unix.SYS_IO_URING_REGISTER: unix.ENOSYS,
+	// its rings count against one number of the whole machine (fs.aio-max-nr); without any, the calls on them find none
+	unix.SYS_IO_SETUP: unix.ENOSYS,
+	// What the kernel would write is that of the whole machine. A sandbox's files need not outlive a
+	// crash (see mount.Overlay), so there is nothing to do for it: it succeeds.
+	unix.SYS_SYNC: 0,
 	// gone from the kernel or never needed
-	unix.SYS_USELIB: unix.ENOSYS, unix.SYS_SYSFS: unix.ENOSYS, unix.SYS_USTAT: unix.ENOSYS, unix.SYS_LOOKUP_DCOOKIE: unix.ENOSYS,
+	unix.SYS_MODIFY_LDT: unix.ENOSYS,
+	unix.SYS_USELIB:     unix.ENOSYS, unix.SYS_SYSFS: unix.ENOSYS, unix.SYS_USTAT: unix.ENOSYS, unix.SYS_LOOKUP_DCOOKIE: unix.ENOSYS,
 	unix.SYS_NFSSERVCTL: unix.ENOSYS, unix.SYS__SYSCTL: unix.ENOSYS,
 }
 
-// deniedFamilies of socket(2): vsock reaches the host whatever the network namespace.
-var deniedFamilies = []uint32{unix.AF_VSOCK, unix.AF_ALG}
+// filterOptions of setsockopt(2) hang a BPF program on a socket. A sandbox may have none: the
+// kernel frees each from a queue of work of the whole machine, where ten thousand that go
+// at once wait for each other for ever (kernel 6.18: bpf_prog_free).
+var filterOptions = []uint32{unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF}
+
+// Sockets that there are, by family, type and protocol. Of other families, AF_PACKET and AF_XDP have rings in
+// memory that no limit counts, AF_VSOCK reaches the host whatever the network namespace, and the rest is old code
+// that nobody here needs. Of other protocols likewise; besides, for one that it does not have the kernel
+// starts a program outside of all limits, to look for a module.
+var (
+	// for streams and datagrams of AF_INET and AF_INET6; raw sockets have any
+	inetProtocols    = []uint32{0, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6, unix.IPPROTO_MPTCP}
+	netlinkProtocols = []uint32{unix.NETLINK_ROUTE, unix.NETLINK_SOCK_DIAG, unix.NETLINK_AUDIT, unix.NETLINK_KOBJECT_UEVENT, unix.NETLINK_GENERIC}
+)
 
 // seccompProgram compiles the profile to struct sock_filter[].
 func seccompProgram() ([]byte, error) {
 	fail := func(e unix.Errno) bpf.Instruction { return bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(e)} }
 	allow := bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
 	// Offsets into struct seccomp_data, little-endian.
-	const nr, arch, arg0, arg2 = 0, 4, 16, 32
+	const nr, arch, arg0, arg1, arg2, arg3 = 0, 4, 16, 24, 32, 40
+	// The machine's pool of huge pages counts for nobody; to a sandbox it is empty.
+	hugePages := func(flags uint32, bit uint32) []bpf.Instruction {
+		return []bpf.Instruction{bpf.LoadAbsolute{Off: flags, Size: 4}, bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: bit, SkipTrue: 1}, allow, fail(unix.ENOMEM)}
+	}
 	prog := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: arch, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: auditArchX86_64, SkipTrue: 1},
@@ -78,12 +102,55 @@ func seccompProgram() ([]byte, error) {
 			bpf.LoadAbsolute{Off: arg2 + 4, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: 0, SkipTrue: 1},
 			allow, fail(unix.EPERM),
 		},
+		// Filters of one's own are BPF programs too (see filterOptions). The errors are those of a kernel
+		// without them, which the programs that sandbox themselves go on with.
+		unix.SYS_SECCOMP: {
+			bpf.LoadAbsolute{Off: arg0, Size: 4}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SECCOMP_SET_MODE_FILTER, SkipTrue: 1}, allow, fail(unix.EINVAL),
+		},
+		unix.SYS_PRCTL: {
+			bpf.LoadAbsolute{Off: arg0, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.PR_SET_SECCOMP, SkipTrue: 2},
+			bpf.LoadAbsolute{Off: arg1, Size: 4}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SECCOMP_MODE_FILTER, SkipTrue: 1},
+			allow, fail(unix.EINVAL),
+		},
+		// Line disciplines other than that of terminals are drivers, which the kernel looks for as modules.
+		unix.SYS_IOCTL: {
+			bpf.LoadAbsolute{Off: arg1, Size: 4}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.TIOCSETD, SkipTrue: 1}, allow, fail(unix.EPERM),
+		},
+		unix.SYS_MMAP:         hugePages(arg3, unix.MAP_HUGETLB),
+		unix.SYS_MEMFD_CREATE: hugePages(arg1, unix.MFD_HUGETLB),
+		unix.SYS_SHMGET:       hugePages(arg2, shmHugeTLB),
 	}
-	socket := []bpf.Instruction{bpf.LoadAbsolute{Off: arg0, Size: 4}}
-	for _, f := range deniedFamilies {
-		socket = append(socket, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: f, SkipTrue: 1}, fail(unix.EAFNOSUPPORT))
+	option := []bpf.Instruction{
+		bpf.LoadAbsolute{Off: arg1, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SOL_TCP, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: arg2, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.TCP_ULP, SkipTrue: 1}, fail(unix.ENOENT), // as without any
+		bpf.LoadAbsolute{Off: arg1, Size: 4}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOL_SOCKET, SkipTrue: 1}, allow,
+		bpf.LoadAbsolute{Off: arg2, Size: 4},
 	}
-	special[unix.SYS_SOCKET] = append(socket, allow)
+	for _, o := range filterOptions {
+		option = append(option, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: o, SkipTrue: 1}, fail(unix.EPERM))
+	}
+	special[unix.SYS_SETSOCKOPT] = append(option, allow)
+	// What is in the accumulator is one of them, or it fails.
+	oneOf := func(values []uint32, e unix.Errno) (out []bpf.Instruction) {
+		for _, v := range values {
+			out = append(out, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: v, SkipTrue: 1}, allow)
+		}
+		return append(out, fail(e))
+	}
+	inet := slices.Concat([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: arg1, Size: 4}, bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: socketType},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SOCK_RAW, SkipTrue: 1}, allow,
+		bpf.JumpIf{Cond: bpf.JumpLessThan, Val: unix.SOCK_RAW, SkipTrue: 1}, fail(unix.ESOCKTNOSUPPORT),
+		bpf.LoadAbsolute{Off: arg2, Size: 4},
+	}, oneOf(inetProtocols, unix.EPROTONOSUPPORT))
+	netlink := append([]bpf.Instruction{bpf.LoadAbsolute{Off: arg2, Size: 4}}, oneOf(netlinkProtocols, unix.EPROTONOSUPPORT)...)
+	socket := slices.Concat([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: arg0, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.AF_UNIX, SkipTrue: 1}, allow,
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.AF_NETLINK, SkipTrue: uint8(len(netlink))},
+	}, netlink, []bpf.Instruction{
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET, SkipTrue: 2}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET6, SkipTrue: 1}, fail(unix.EAFNOSUPPORT),
+	}, inet)
+	special[unix.SYS_SOCKET], special[unix.SYS_SOCKETPAIR] = socket, socket
 	var runs []run
 	for n := uint32(0); n <= newestCall; n++ {
 		verdict := special[n]

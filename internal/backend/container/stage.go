@@ -24,6 +24,9 @@ import (
 // The threads also have a network namespace with nothing but loopback: their /sys, which
 // shows that, serves as every sandbox's. One of its own would cost each sandbox a file
 // system, and the kernel looks at all there are to make another.
+//
+// A user namespace belongs to the user that made it, in whose account the kernel adds up what it counts by user
+// (messages queued, signals, timers, inotify) of all in it. So each is made as the sandbox's own root.
 type stage struct {
 	jobs  chan func()
 	sys   int    // a detached read-only mount, to be cloned
@@ -57,7 +60,7 @@ func newStage() (*stage, error) {
 	joined := make(chan error)
 	for range stageThreads() - 1 {
 		go s.run(func() error {
-			err := unix.Unshare(unix.CLONE_FS)
+			err := errors.Join(keepCapabilities(), unix.Unshare(unix.CLONE_FS))
 			if err == nil {
 				err = errors.Join(unix.Setns(mnt, unix.CLONE_NEWNS), unix.Setns(net, unix.CLONE_NEWNET))
 			}
@@ -87,15 +90,40 @@ func (s *stage) run(enter func() error) {
 	}
 }
 
-// start is spawn.Start on one of the threads.
-func (s *stage) start(flags uint64, cgroup int, p *spawn.Program) (child *spawn.Child, err error) {
+// start is spawn.Start on one of the threads, for a user namespace that belongs to owner.
+func (s *stage) start(owner uint32, flags uint64, cgroup int, p *spawn.Program) (child *spawn.Child, err error) {
 	done := make(chan struct{})
 	s.jobs <- func() {
+		defer close(done)
+		if err = actAs(owner); err != nil {
+			return
+		}
 		child, err = spawn.Start(flags, cgroup, p)
-		close(done)
+		if back := actAs(0); back != nil {
+			panic("become root again: " + back.Error()) // it is the saved user: it cannot fail
+		}
 	}
 	<-done
 	return child, err
+}
+
+// keepCapabilities lets the calling thread keep its capabilities whichever user it acts as. What
+// it clones into a new user namespace does not inherit that.
+func keepCapabilities() error {
+	const noSetuidFixup = 1 << 2 // SECBIT_NO_SETUID_FIXUP
+	if err := unix.Prctl(unix.PR_SET_SECUREBITS, noSetuidFixup, 0, 0, 0); err != nil {
+		return fmt.Errorf("keep capabilities: %w", err)
+	}
+	return nil
+}
+
+// actAs sets the effective user of the calling thread alone.
+func actAs(user uint32) error {
+	const same = ^uintptr(0)
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(user), same); e != 0 {
+		return fmt.Errorf("act as user %d: %w", user, e)
+	}
+	return nil
 }
 
 // enterStage moves the calling thread into new namespaces and returns them, with a
@@ -111,6 +139,9 @@ func enterStage() (mnt, net, sys int, err error) {
 			}
 		}
 	}()
+	if err = keepCapabilities(); err != nil {
+		return
+	}
 	if err = unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNET); err != nil {
 		return
 	}

@@ -20,12 +20,19 @@ import (
 
 const (
 	batchParallel = 16
-	maxKey        = 255
 )
 
 type createInput struct {
-	IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"The same key within 5 minutes gives the same sandbox; with another request it is an error. A failed create frees the key."`
+	IdempotencyKey string `header:"Idempotency-Key" doc:"1 to 255 visible ASCII characters, without quotation mark and backslash. The same key within 5 minutes gives the same sandbox; with another request it is an error. A failed create frees the key."`
 	Body           v1.CreateRequest
+}
+
+// check refuses a key that cannot be one. None is none.
+func (in *createInput) check() error {
+	if in.IdempotencyKey == "" {
+		return nil
+	}
+	return v1.CheckIdempotencyKey(in.IdempotencyKey)
 }
 
 type sandboxOutput struct{ Body *v1.Sandbox }
@@ -34,6 +41,9 @@ type sandboxOutput struct{ Body *v1.Sandbox }
 func (s *Server) createOne(ctx context.Context, req *request, in *createInput) (*sandboxOutput, error) {
 	if in.Body.Count > 1 {
 		return nil, badField("count", "more than one sandbox is asked for with POST /v1/sandboxes/batch")
+	}
+	if err := in.check(); err != nil {
+		return nil, err
 	}
 	sb, err := s.create(ctx, req.principal, in.Body.Spec, in.IdempotencyKey)
 	if err != nil {
@@ -45,6 +55,9 @@ func (s *Server) createOne(ctx context.Context, req *request, in *createInput) (
 // createBatch is POST /v1/sandboxes/batch: count sandboxes, a few at a time, each told
 // as it is ready. What could not be told to the client is removed again.
 func (s *Server) createBatch(ctx context.Context, req *request, _ *http.Request, in *createInput) error {
+	if err := in.check(); err != nil {
+		return err
+	}
 	count := max(in.Body.Count, 1)
 	spec := in.Body.Spec
 	spec.SetDefaults()
@@ -122,9 +135,6 @@ func (s *Server) createKeyed(ctx context.Context, p *iam.Principal, spec v1.Spec
 			err = errs.Wrap(errs.RequestCanceled, "sandbox.create", "the client went away", ctx.Err())
 		}
 		return sb, err
-	}
-	if len(key) > maxKey+8 || !isPlain(key) {
-		return nil, badField("Idempotency-Key", "has up to 255 visible ASCII characters")
 	}
 	k := watcher.Key{Fingerprint: fingerprint(&spec), Scope: p.Project + ":" + key}
 	return s.flights.do(ctx, k, s, spec)

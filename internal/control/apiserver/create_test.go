@@ -71,8 +71,15 @@ func TestIdempotencyKeyUnderConcurrency(t *testing.T) {
 	}
 	want[struct{}](w, 204, "DELETE", "/v1/sandboxes/"+w.edge.Sandboxes()[0].ID, nil)
 	w.problem("sandbox_gone", "POST", "/v1/sandboxes", hollow, withKey("one"))
-	w.problem("bad_request", "POST", "/v1/sandboxes", hollow, withKey("white space"))
-	w.problem("bad_request", "POST", "/v1/sandboxes", hollow, withKey(strings.Repeat("x", 300)))
+	for _, path := range []string{"/v1/sandboxes", "/v1/sandboxes/batch"} { // a batch says it once, too
+		for _, bad := range []string{"white space", "\u00e9", `a"b`, strings.Repeat("x", 256)} {
+			p := w.problem("bad_request", "POST", path, hollow, withKey(bad))
+			if p.Details["field"] != "Idempotency-Key" || !strings.Contains(p.Message, "1 to 255 visible ASCII") {
+				t.Errorf("%s, key %q: %+v", path, bad, p)
+			}
+		}
+	}
+	w.create(hollow, withKey(strings.Repeat("x", 255)))
 }
 
 func TestFailedCreateFreesItsKey(t *testing.T) {

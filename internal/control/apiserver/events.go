@@ -43,6 +43,11 @@ func (s *Server) events(ctx context.Context, req *request, hr *http.Request, in 
 		}
 	}
 	filter := watcher.EventFilter{Labels: labels}
+	_, leave, err := s.quotas.connect(req.principal.TokenID)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	// Read before the header goes out, so that a revision that is not kept is a plain error.
 	batch, next, err := s.cfg.Registry.Events(from, filter, eventsPerRead)
 	if err != nil {

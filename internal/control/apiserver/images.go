@@ -57,6 +57,11 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 // upload streams the body to one edge and its progress back, both at once. name is asked
 // for what the image is to be called, which it may be until released.
 func (s *Server) upload(ctx context.Context, req *request, hr *http.Request, format string, name func(v1.Image) (string, func(), error)) error {
+	done, err := s.imports.begin(ctx, s.drain.Done())
+	if err != nil {
+		return err
+	}
+	defer done()
 	node, err := s.importNode()
 	if err != nil {
 		return err
@@ -68,7 +73,7 @@ func (s *Server) upload(ctx context.Context, req *request, hr *http.Request, for
 		return errs.Wrap(errs.InternalError, "image.import", "stream both ways", err)
 	}
 	req.Header().Set("Connection", "close") // the body may not be read to its end
-	body := startUpload(hr.Body)
+	body := startUpload(hr.Body, s.cfg.UploadTimeout)
 	defer body.finish(out.rc, hr.Body)
 	ask := &msg.ImageImportRequest{Format: format, Size: uint64(max(0, hr.ContentLength))}
 	image, err := s.cfg.Edges.Import(ctx, node, ask, body.r, body.interrupt, out.progress)

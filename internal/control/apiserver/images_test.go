@@ -4,15 +4,23 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"dsec/aether"
 	"dsec/aether/msg"
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
+	"dsec/internal/control"
+	"dsec/internal/control/controltest"
 )
 
 func TestImageLife(t *testing.T) {
@@ -117,12 +125,64 @@ func TestUploadThatBreaksOffMakesNoImage(t *testing.T) {
 	}
 	<-got
 	cancel()
-	pw.CloseWithError(context.Canceled) // a mere end might be sent as the upload's
+	pw.CloseWithError(context.Canceled) // not the end of the body, which may win over cancel
 	<-done
 	if err := <-ended; err == io.EOF {
 		t.Error("the edge took half an upload for the whole")
 	}
 	w.problem("image_not_found", "GET", "/v1/images/half", nil)
+}
+
+// Some imports run at a time; others wait for their turn, and take it when it comes.
+func TestImportsTakeTurns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *control.Config, _ *controltest.Config) { c.Imports = 2 })
+	var running, most atomic.Int32
+	full, release := make(chan struct{}, 8), make(chan struct{})
+	w.edge.OnImport(func(ctx context.Context, s *aether.Stream, req *msg.ImageImportRequest) (v1.Image, error) {
+		n := running.Add(1)
+		defer running.Add(-1)
+		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+		}
+		full <- struct{}{}
+		<-release
+		for {
+			if _, err := s.Recv(ctx); errors.Is(err, io.EOF) {
+				return v1.Image{Digest: "sha256:" + strings.Repeat("b", 64), Layers: []v1.Layer{}}, nil
+			} else if err != nil {
+				return v1.Image{}, err
+			}
+		}
+	})
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			if status, _, raw := w.do("POST", fmt.Sprint("/v1/images?name=i", i), "tar"); status != 200 || !strings.Contains(raw, `"image"`) {
+				t.Errorf("import %d: %d %s", i, status, raw)
+			}
+		})
+	}
+	<-full
+	<-full
+	close(release)
+	wg.Wait()
+	if n := most.Load(); n != 2 {
+		t.Errorf("%d imports ran at once, want 2", n)
+	}
+}
+
+// An upload that sends nothing does not keep its turn.
+func TestStalledUploadIsGivenUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *control.Config, _ *controltest.Config) { c.UploadTimeout = 50 * time.Millisecond })
+	pr, pw := io.Pipe()
+	defer pw.Close()
+	go pw.Write([]byte("begin"))
+	_, _, raw := w.do("POST", "/v1/images?name=slow", pr)
+	progress := lines[v1.ImageProgress](t, raw)
+	if p := progress[len(progress)-1].Error; p == nil || p.Code != "deadline_exceeded" || !strings.Contains(p.Message, "upload") {
+		t.Errorf("it says %s", raw)
+	}
 }
 
 // A body that is refused before its end must neither hide the answer behind a broken
@@ -155,5 +215,49 @@ func TestARefusedBodyIsAnsweredAndNotTheNextRequest(t *testing.T) {
 				t.Errorf("round %d, after %s: health %d", i, path, status)
 			}
 		}
+	}
+}
+
+// An export is the bytes that the edge sends; one that fails half-way cannot be taken for whole.
+func TestExport(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.do("POST", "/v1/images?name=team/tool:1", strings.NewReader("any bytes"))
+	digest := want[v1.Image](w, 200, "GET", "/v1/images/team/tool:1", nil).Digest
+	w.problem("image_not_found", "GET", "/v1/export?name=none", nil)
+	if p := w.problem("image_not_found", "GET", "/v1/export?name=team/tool:1", nil); p.Status != 404 {
+		t.Errorf("refused by the edge: %+v", p)
+	}
+	w.problem("missing_right", "GET", "/v1/export?name="+digest, nil, as(w.token(v1.RightRead)))
+	data := bytes.Repeat([]byte("tar"), 1<<20)
+	var half bool
+	w.edge.OnExport(func(ctx context.Context, s *aether.Stream, req *v1.Image) error {
+		if req.Digest != digest {
+			t.Errorf("asked for %s, want %s", req.Digest, digest)
+		}
+		for part := range slices.Chunk(data, 200<<10) {
+			if err := s.Send(ctx, aether.KindStdout, part); err != nil {
+				return err
+			}
+			if half {
+				return errs.New(errs.ImageCorrupt, "image.export", "a block is damaged")
+			}
+		}
+		return nil
+	})
+	for _, ref := range []string{"team/tool:1", digest} {
+		status, h, got := w.do("GET", "/v1/export?name="+ref, nil)
+		if status != 200 || h.Get("Content-Type") != "application/x-tar" || got != string(data) {
+			t.Errorf("of %s: %d, %d bytes, %v", ref, status, len(got), h)
+		}
+	}
+	half = true
+	resp, err := http.DefaultClient.Do(w.request(t.Context(), "GET", "/v1/export?name="+digest, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got, err := io.ReadAll(resp.Body); err == nil || len(got) >= len(data) {
+		t.Errorf("%d bytes of %d read as a whole: %v", len(got), len(data), err)
 	}
 }

@@ -17,16 +17,23 @@ import (
 
 const upgradeProtocol = "aether/1"
 
-type principalKey struct{}
+// caller is the principal of an Aether connection.
+type caller struct {
+	*iam.Principal
+	quota *quota
+}
+
+type callerKey struct{}
 
 func (s *Server) newRelay() *aether.Server {
 	return aether.NewServer(aether.ServerConfig{
 		Node: "apiserver",
 		Auth: func(ctx context.Context, _ *msg.Hello) (any, error) {
 			// The upgrade has authenticated; a token in HELLO has nothing to add.
-			return ctx.Value(principalKey{}), nil
+			return ctx.Value(callerKey{}), nil
 		},
 		Route: s.route,
+		Quota: func(principal any) aether.Quota { return principal.(*caller).quota },
 		Log:   func(event string, err error) { s.cfg.Log.Debug("aether: "+event, "err", err) },
 	})
 }
@@ -36,6 +43,11 @@ func (s *Server) aether(_ context.Context, req *request, hr *http.Request, _ *st
 	if !strings.EqualFold(hr.Header.Get("Upgrade"), upgradeProtocol) || !headerHas(hr.Header, "Connection", "upgrade") {
 		return errs.New(errs.BadRequest, "aether.upgrade", `send "Connection: Upgrade" and "Upgrade: `+upgradeProtocol+`" over HTTP/1.1`)
 	}
+	quota, leave, err := s.quotas.connect(req.principal.TokenID)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	conn, rw, err := http.NewResponseController(req).Hijack()
 	if err != nil {
 		return errs.New(errs.BadRequest, "aether.upgrade", "this connection cannot be upgraded; use HTTP/1.1").Because(err)
@@ -46,7 +58,7 @@ func (s *Server) aether(_ context.Context, req *request, hr *http.Request, _ *st
 		return errs.Wrap(errs.RequestCanceled, "aether.upgrade", "answer", err)
 	}
 	// Not the request's context: net/http ends that in its own ways after a hijack.
-	ctx, cancel := context.WithCancelCause(context.WithValue(s.ctx, principalKey{}, req.principal))
+	ctx, cancel := context.WithCancelCause(context.WithValue(s.ctx, callerKey{}, &caller{req.principal, quota}))
 	defer cancel(nil)
 	defer s.sessions.add(req.principal, cancel)()
 	s.metrics.relays.Inc()
@@ -104,7 +116,7 @@ func (c *prefixedConn) Read(p []byte) (int, error) {
 
 // route decides where a client's stream goes.
 func (s *Server) route(ctx context.Context, principal any, open *msg.Open) (*aether.Conn, string, error) {
-	up, target, err := s.routeTo(ctx, principal.(*iam.Principal), open)
+	up, target, err := s.routeTo(ctx, principal.(*caller).Principal, open)
 	group := aether.GuestGroup(open.Method)
 	if open.Method == aether.MethodBatch {
 		group = aether.MethodBatch
@@ -126,6 +138,9 @@ func (s *Server) routeTo(ctx context.Context, p *iam.Principal, open *msg.Open) 
 	}
 	if err := p.Require(v1.RightSandbox); err != nil {
 		return nil, "", err
+	}
+	if s.drain.Err() != nil { // before an edge that stops with us seems to be lost
+		return nil, "", errs.New(errs.ShuttingDown, "aether.route", "the server is stopping")
 	}
 	switch {
 	case open.Method == aether.MethodBatch:

@@ -80,13 +80,14 @@ func (s *Server) sandboxRoutes() {
 		summary: "Read or follow events",
 		text: "Changes of sandboxes and nodes in the order of their revision, none missing and none twice. " +
 			"As lines, or as server-sent events with `Accept: text/event-stream`. A stream that the server has to end says why in its last line.",
-		errors: []errs.Code{errs.RevisionCompacted}, line: v1.Event{},
+		errors: []errs.Code{errs.RevisionCompacted, errs.TokenLimit}, line: v1.Event{},
 	}, s.events)
 	handleStream(s, op{
 		id: "aether", method: http.MethodGet, path: "/v1/aether", tag: "data plane", right: v1.RightRead,
 		summary: "Open an Aether connection",
 		text: "With `Connection: Upgrade` and `Upgrade: aether/1`. After the 101 the connection speaks Aether. A stream's target is a sandbox id; " +
-			"it needs the right `sandbox`, and its method is one of a guest: process.*, session.*, file.*, port.*, guest.*, or batch.",
+			"it needs the right `sandbox`, and its method is one of a guest: process.*, session.*, file.*, port.*, guest.*, or batch. How many connections and streams a token has open is limited.",
+		errors: []errs.Code{errs.TokenLimit},
 	}, s.aether)
 	events := s.api.OpenAPI().Paths["/v1/events"].Get
 	events.Responses["200"].Content["text/event-stream"] = &huma.MediaType{Schema: &huma.Schema{Type: huma.TypeString}}
@@ -102,7 +103,7 @@ func (s *Server) imageRoutes() {
 		summary: "Import an image",
 		text:    "The body is the archive, of any size. Lines tell the progress; the last one has the image, or the error. Errors before any progress are plain.",
 		errors: []errs.Code{errs.ImageCorrupt, errs.ImageUnsupported, errs.DiskFull, errs.NoNode, errs.EdgeUnreachable, errs.ConnectionLost,
-			errs.DeadlineExceeded, errs.RequestCanceled, errs.BodyTooLarge},
+			errs.DeadlineExceeded, errs.RequestCanceled, errs.BodyTooLarge, errs.NodeFull, errs.ShuttingDown},
 		line: v1.ImageProgress{},
 	}, s.importImage)
 	s.api.OpenAPI().Paths["/v1/images"].Post.RequestBody = &huma.RequestBody{
@@ -121,8 +122,8 @@ func (s *Server) imageRoutes() {
 		errors: append([]errs.Code{errs.ImageNotFound}, ofRegistry...), line: v1.ImageProgress{},
 	}, s.pushImage)
 	handleStream(s, op{
-		id: "export-image", method: http.MethodGet, path: "/v1/export", tag: tag, right: v1.RightRead,
-		summary: "Export an image or snapshot", text: "The answer is a tar of unknown length. Its trailer `Dsec-Outcome` is `ok`, or the Problem that ended it, in base64; an answer without it broke off.",
+		id: "export-image", method: http.MethodGet, path: "/v1/export", tag: tag, right: v1.RightImage,
+		summary: "Export an image or snapshot", text: "The answer is a tar of unknown length. One that breaks off is not whole.",
 		errors: append([]errs.Code{errs.ImageNotFound, errs.NoNode}, ofMaking...),
 	}, s.exportImage)
 	s.api.OpenAPI().Paths["/v1/export"].Get.Responses["200"] = &huma.Response{

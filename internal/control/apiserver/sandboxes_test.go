@@ -1,12 +1,14 @@
 package apiserver_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/url"
 	"strings"
 	"testing"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 	"dsec/internal/control"
 	"dsec/internal/control/controltest"
 )
@@ -240,9 +242,15 @@ func TestEdgeThatDoesNotAnswer(t *testing.T) {
 	if got := want[v1.Sandbox](w, 200, "GET", "/v1/sandboxes/"+sb.ID, nil); got.ID != sb.ID || got.Usage != nil {
 		t.Errorf("what was last heard is %+v", got)
 	}
-	if p := w.problem("edge_unreachable", "DELETE", "/v1/sandboxes/"+sb.ID, nil); !p.Retryable || !p.Infra || p.Node == "" {
-		t.Errorf("%+v", p)
-	}
+	// Until the end of its connections is noticed, they say so themselves.
+	eventually(t, "the edge is known to be unreachable", func() bool {
+		_, _, raw := w.do("DELETE", "/v1/sandboxes/"+sb.ID, nil)
+		var p v1.Problem
+		if err := json.Unmarshal([]byte(raw), &p); err != nil || p.Class != string(errs.Unavailable) || !p.Retryable || !p.Infra {
+			t.Fatalf("%v: %s", err, raw)
+		}
+		return p.Code == string(errs.EdgeUnreachable) && p.Node != ""
+	})
 	w.edge.Serve()
 	eventually(t, "the edge is used again", func() bool {
 		status, _, _ := w.do("POST", "/v1/sandboxes", hollow)

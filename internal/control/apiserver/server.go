@@ -55,6 +55,15 @@ type Config struct {
 	CollectEvery time.Duration
 	// KeyTTL is the life of an idempotency key; 0: 5 min.
 	KeyTTL time.Duration
+	// UploadTimeout is how long an upload may send nothing; 0: 5 min.
+	UploadTimeout time.Duration
+	// Imports is how many images are imported at a time; 0: 2.
+	Imports int
+	// TokenConns bounds what one token keeps open at a time: Aether connections and followers
+	// of events. 0: 1024.
+	TokenConns int
+	// TokenStreams bounds the Aether streams of one token over all its connections; 0: 8192.
+	TokenStreams int
 }
 
 // Server is one apiserver.
@@ -69,6 +78,8 @@ type Server struct {
 	naming  names
 	flights *flights
 	reaper  *reaper
+	quotas  *quotas
+	imports *imports
 	metrics *metrics
 	random  *lockedSource
 
@@ -100,6 +111,18 @@ func New(cfg Config) *Server {
 	if cfg.CollectEvery == 0 {
 		cfg.CollectEvery = time.Hour
 	}
+	if cfg.UploadTimeout == 0 {
+		cfg.UploadTimeout = 5 * time.Minute
+	}
+	if cfg.Imports == 0 {
+		cfg.Imports = defaultImports
+	}
+	if cfg.TokenConns == 0 {
+		cfg.TokenConns = defaultTokenConns
+	}
+	if cfg.TokenStreams == 0 {
+		cfg.TokenStreams = defaultTokenStreams
+	}
 	s := &Server{cfg: cfg, random: &lockedSource{src: cfg.Random}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.drain, s.stop = context.WithCancel(context.Background())
@@ -107,6 +130,8 @@ func New(cfg Config) *Server {
 	s.catalog = newCatalog(cfg.Images)
 	s.flights = newFlights(cfg.Now, cfg.KeyTTL)
 	s.reaper = newReaper(s)
+	s.imports = newImports(cfg.Imports)
+	s.quotas = newQuotas(cfg.TokenConns, cfg.TokenStreams)
 	s.metrics = newMetrics(s, cfg.Metrics)
 	s.relay = s.newRelay()
 	s.mux = http.NewServeMux()
@@ -165,6 +190,9 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 	return nil
 }
+
+// Drain refuses new work from here on, as a server that is stopping. Close does it too.
+func (s *Server) Drain() { s.stop() }
 
 // Close drains: no new requests, followers of events end, Aether clients are told to go,
 // and what runs may finish until ctx ends. Then everything is cut off.

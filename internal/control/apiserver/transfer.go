@@ -2,15 +2,14 @@ package apiserver
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
-	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
+	"dsec/internal/control/watcher"
 )
 
 type registryInput struct{ Body v1.RegistryRequest }
@@ -74,55 +73,60 @@ func (s *Server) readNode(digest string) (v1.Node, error) {
 	return *any, nil
 }
 
-// outcome is the trailer of an export: "ok", or a Problem in base64. Without it the answer broke off.
-const outcome = "Dsec-Outcome"
-
 type exportInput struct {
-	Name   string `query:"name" required:"true" minLength:"1" maxLength:"255" doc:"Name or digest."`
-	Format string `query:"format" enum:"docker,oci,snapshot" doc:"docker (the default) and oci are read by docker load, podman and skopeo, and by our own import; snapshot has the layers of a snapshot as they are."`
+	Name   string `query:"name" required:"true" minLength:"1" maxLength:"255" doc:"Name or digest." example:"debian:12"`
+	Format string `query:"format" enum:"tar,docker,oci,snapshot" doc:"tar (the default) is the root file system, all layers merged; docker and oci are read by docker load, podman, skopeo and our own import; snapshot has the layers of a snapshot as they are."`
 }
 
-// exportImage is GET /v1/export.
+// exportImage is GET /v1/export: an image streamed from an edge.
 func (s *Server) exportImage(ctx context.Context, req *request, _ *http.Request, in *exportInput) error {
 	img, err := s.catalog.resolve(in.Name)
 	if err != nil {
 		return err
 	}
-	node, err := s.readNode(img.Digest)
-	if err != nil {
-		return err
-	}
 	ask := v1.EdgeExport{Image: img, Format: in.Format}
 	if ask.Format == "" {
-		ask.Format = v1.ExportDocker
+		ask.Format = v1.ExportTar
 	}
+	failed := error(errs.New(errs.NoNode, "image.export", "no edge is ready").After(time.Second))
 	out := s.newLines(req, "application/x-tar")
 	defer out.end()
-	req.Header().Set("Trailer", outcome)
-	err = s.cfg.Edges.Export(ctx, node, &ask, rawWriter{out})
-	switch {
-	case err == nil:
-		req.Header().Set(outcome, "ok")
-	case req.status == 0:
-		req.Header().Del("Trailer")
-	default:
-		if raw, jerr := json.Marshal(problemOf(req, err)); jerr == nil {
-			req.Header().Set(outcome, base64.StdEncoding.EncodeToString(raw))
+	loads := s.cfg.Registry.Loads()
+	slices.SortStableFunc(loads, func(a, b watcher.NodeLoad) int { // those that have some of it first
+		_, has := a.Images[img.Digest]
+		_, other := b.Images[img.Digest]
+		switch {
+		case has && !other:
+			return -1
+		case other && !has:
+			return 1
+		}
+		return 0
+	})
+	for _, l := range loads {
+		if !l.Node.Ready {
+			continue
+		}
+		if failed = s.cfg.Edges.Export(ctx, *l.Node, &ask, (*rawWriter)(out)); failed == nil {
+			return nil
+		}
+		if req.status != 0 { // the client has some of it: only a broken answer says that there is no more
+			s.cfg.Log.Warn("an export broke off", "request", req.id, "image", img.Digest, "err", failed)
+			panic(http.ErrAbortHandler)
 		}
 	}
-	return err
+	return failed
 }
 
-type rawWriter struct{ l *lines }
+// rawWriter writes bytes where lines would go.
+type rawWriter lines
 
-func (w rawWriter) Write(p []byte) (int, error) {
-	if err := w.l.raw(p); err != nil {
+func (w *rawWriter) Write(p []byte) (int, error) {
+	if err := (*lines)(w).raw(p); err != nil {
 		return 0, err
 	}
 	return len(p), nil
 }
-
-var _ io.Writer = rawWriter{}
 
 type snapshotImportInput struct {
 	Name string `query:"name" maxLength:"205" doc:"With or without snap:; empty: the one that it had."`

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"dsec/api/v1/errs"
 )
 
 // After a failure the rest of a request's body is read for a while: a client that is
@@ -52,9 +54,13 @@ type upload struct {
 
 var errInterrupted = errors.New("nobody reads the upload any more")
 
-func startUpload(body io.Reader) *upload {
+// startUpload reads body until it ends, or sends nothing for idle.
+func startUpload(body io.Reader, idle time.Duration) *upload {
 	r, w := io.Pipe()
 	u := &upload{r: r, done: make(chan struct{})}
+	body = &watched{Reader: body, limit: idle, stalled: func() {
+		w.CloseWithError(errs.New(errs.DeadlineExceeded, "image.import", "nothing came of the upload for "+idle.String()))
+	}}
 	go func() {
 		defer close(u.done)
 		_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{body}, make([]byte, 64<<10))
@@ -62,6 +68,19 @@ func startUpload(body io.Reader) *upload {
 		w.CloseWithError(err) // nil: the end of the body
 	}()
 	return u
+}
+
+// watched calls stalled when one Read takes longer than limit.
+type watched struct {
+	io.Reader
+	limit   time.Duration
+	stalled func()
+}
+
+// Read implements io.Reader.
+func (w *watched) Read(p []byte) (int, error) {
+	defer time.AfterFunc(w.limit, w.stalled).Stop()
+	return w.Reader.Read(p)
 }
 
 func (u *upload) interrupt() { u.r.CloseWithError(errInterrupted) }

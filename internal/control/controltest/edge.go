@@ -47,6 +47,7 @@ type Edge struct {
 	stop      context.CancelFunc
 	served    chan struct{}
 	onCreate  func(context.Context, *v1.EdgeCreate) error
+	onExport  func(context.Context, *aether.Stream, *v1.Image) error
 	onImport  func(context.Context, *aether.Stream, *msg.ImageImportRequest) (v1.Image, error)
 	sandboxes map[string]*v1.Sandbox
 	creating  map[string]chan struct{} // closed when the create is over
@@ -89,7 +90,7 @@ func Start(tb testing.TB, cfg Config) *Edge {
 	if e.signer, err = capability.NewSigner(key, nil); err != nil {
 		tb.Fatal(err)
 	}
-	epoch, err := cfg.Store.AllocateEpoch(ctx, cfg.ID)
+	epoch, err := cfg.Store.AllocateEpoch(ctx, cfg.ID, 0)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -149,6 +150,7 @@ func (e *Edge) Serve() {
 			"sandbox.delete": aether.Unary(e.delete),
 			"edge.watch":     e.watch,
 			"image.import":   e.imageImport,
+			"image.export":   e.imageExport,
 			"image.delete":   aether.Unary(e.imageDelete),
 			"image.list":     aether.Unary(e.imageList),
 			"image.roots":    aether.Unary(e.imageRoots),
@@ -157,6 +159,7 @@ func (e *Edge) Serve() {
 			"image.evict":    aether.Unary(e.imageEvict),
 			"image.trim":     aether.Unary(e.imageTrim),
 			"process.exec":   aether.Unary(e.exec),
+			"process.start":  e.start,
 		},
 	})
 	served := make(chan struct{})
@@ -211,6 +214,13 @@ func (e *Edge) OnImport(f func(context.Context, *aether.Stream, *msg.ImageImport
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.onImport = f
+}
+
+// OnExport says what an export sends; without it there is nothing to export.
+func (e *Edge) OnExport(f func(context.Context, *aether.Stream, *v1.Image) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.onExport = f
 }
 
 // Sandboxes returns what exists on the edge.

@@ -221,6 +221,27 @@ func hashImport(ctx context.Context, s *aether.Stream, _ *msg.ImageImportRequest
 	return v1.Image{Digest: "sha256:" + hex.EncodeToString(h.Sum(nil)), Bytes: int64(total), CreatedAt: time.Now().UTC(), Layers: []v1.Layer{}}, nil
 }
 
+func (e *Edge) imageExport(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	var doc msg.Document
+	var ask v1.EdgeExport
+	if err := s.Parse(&doc); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(doc.Json, &ask); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	f := e.onExport
+	e.mu.Unlock()
+	if f == nil {
+		return nil, errs.New(errs.ImageNotFound, "edge.image", "no image "+ask.Image.Digest)
+	}
+	if err := f(ctx, s, &ask.Image); err != nil {
+		return nil, err
+	}
+	return &msg.Empty{}, nil
+}
+
 func (e *Edge) imageDelete(_ context.Context, _ *aether.Stream, req *msg.ImageRequest) (*msg.Empty, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -311,4 +332,13 @@ func (e *Edge) imageTrim(_ context.Context, _ *aether.Stream, d *msg.Document) (
 	defer e.mu.Unlock()
 	e.kept = &keep
 	return &msg.Empty{}, nil
+}
+
+// start is a process that says that it runs and goes on until its caller goes away.
+func (e *Edge) start(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	if err := s.SendMessage(ctx, &msg.ProcessStarted{Pid: 1}); err != nil {
+		return nil, err
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
 }

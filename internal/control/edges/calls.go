@@ -156,6 +156,9 @@ func (p *Pool) Export(ctx context.Context, node v1.Node, req *v1.EdgeExport, w i
 		if err != nil {
 			return answer(ctx, node, err)
 		}
+		if f.IsMessage {
+			continue
+		}
 		if _, err := w.Write(f.Payload); err != nil {
 			return err
 		}
@@ -264,6 +267,10 @@ func sendAll(ctx context.Context, s *aether.Stream, body io.Reader) error {
 			return nil
 		}
 		if err != nil {
+			var e *errs.Error // of who watches the upload
+			if errors.As(err, &e) {
+				return e
+			}
 			return errs.New(errs.ConnectionLost, "image.import", "the archive broke off").Because(err)
 		}
 	}

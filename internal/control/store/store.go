@@ -40,8 +40,9 @@ type Change[T any] struct {
 // Nodes holds the registrations of edges. A registration lives as long as its edge
 // keeps a lease alive.
 type Nodes interface {
-	// AllocateEpoch returns the next epoch of a node: 1, 2, …; no two calls get the same.
-	AllocateEpoch(ctx context.Context, nodeID string) (uint64, error)
+	// AllocateEpoch returns the next epoch of a node: 1, 2, …; no two calls get the same. It
+	// is above the one given, which the node knows of a store that was lost.
+	AllocateEpoch(ctx context.Context, nodeID string, above uint64) (uint64, error)
 
 	// Register publishes node and keeps it published in the background until Withdraw,
 	// through losses of its lease and of the storage. A registration of a later epoch

@@ -3,6 +3,8 @@ package watcher
 import (
 	"slices"
 	"strings"
+
+	v1 "dsec/api/v1"
 )
 
 // chunkMax bounds how much an insertion moves.
@@ -79,22 +81,23 @@ func (x *index) ascend(after string, visit func(*entry) bool) {
 	}
 }
 
-// recent remembers the last max ids added.
+// recent remembers the last max ids added, and how each ended.
 type recent struct {
-	ids  map[string]struct{}
+	ids  map[string]v1.Ending
 	ring []string
 	next int
 }
 
 func newRecent(max int) *recent {
-	return &recent{ids: map[string]struct{}{}, ring: make([]string, 0, max)}
+	return &recent{ids: map[string]v1.Ending{}, ring: make([]string, 0, max)}
 }
 
-func (r *recent) add(id string) {
+// add remembers id; how one ended that is known already stays what was said first.
+func (r *recent) add(id string, how v1.Ending) {
 	if _, ok := r.ids[id]; ok {
 		return
 	}
-	r.ids[id] = struct{}{}
+	r.ids[id] = how
 	if len(r.ring) < cap(r.ring) {
 		r.ring = append(r.ring, id)
 		return

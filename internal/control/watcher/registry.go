@@ -164,10 +164,14 @@ func (r *Registry) put(sb v1.Sandbox, stream uint64) {
 
 // drop forgets a sandbox. remember: a later request for it is told that it is gone.
 func (r *Registry) drop(id string, remember bool) {
-	if remember {
-		r.removed.add(id)
-	}
 	e := r.sandboxes[id]
+	if remember {
+		how := v1.Ending{} // of one that vanished while nobody watched: not known here
+		if e != nil && e.sb.EndReason != "" {
+			how = v1.EndingOf(e.sb, r.cfg.Now())
+		}
+		r.removed.add(id, how)
+	}
 	if e == nil {
 		return
 	}
@@ -251,8 +255,8 @@ func (r *Registry) Locate(id string) (v1.Node, *v1.Sandbox, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	e := r.sandboxes[id]
-	if e == nil && r.removed.has(id) {
-		return fail(errs.SandboxGone, "sandbox "+id+" was removed")
+	if how, gone := r.removed.ids[id]; e == nil && gone {
+		return v1.Node{}, nil, how.Err("locate", id)
 	}
 	nodeID, epoch, err := v1.ParseSandboxID(id)
 	if err != nil {

@@ -75,9 +75,9 @@ func (i *Images) Export(ctx context.Context, img *v1.Image, format string, w io.
 		return i.writeArchive(ctx, img, w)
 	case v1.ExportOCI:
 		o.Format = export.OCI
-	case v1.ExportDocker:
+	case v1.ExportDocker, v1.ExportTar:
 	default:
-		return errs.New(errs.BadRequest, "image.export", "unknown format "+format+"; known: docker, oci, snapshot")
+		return errs.New(errs.BadRequest, "image.export", "unknown format "+format+"; known: tar, docker, oci, snapshot")
 	}
 	dir, err := i.store.TempDir("export-")
 	if err != nil {
@@ -89,6 +89,9 @@ func (i *Images) Export(ctx context.Context, img *v1.Image, format string, w io.
 		return err
 	}
 	defer done()
+	if format == v1.ExportTar {
+		return out.Layers[0](ctx, w)
+	}
 	o.SpoolDir = dir
 	return export.Archive(ctx, w, out, img.Name, o)
 }

@@ -134,6 +134,11 @@ func mounts(cfg *msg.BootConfig, g given) error {
 			return fmt.Errorf("attach /%s: %w", m.path, err)
 		}
 	}
+	for _, name := range readOnly {
+		if err := protect(root, "proc/"+name); err != nil {
+			return fmt.Errorf("make /proc/%s read-only: %w", name, err)
+		}
+	}
 	if err := unix.Fchdir(root); err != nil {
 		return err
 	}
@@ -143,9 +148,30 @@ func mounts(cfg *msg.BootConfig, g given) error {
 	return unix.Chdir("/")
 }
 
+// readOnly parts of /proc. In sys, root could lift the limits of its own user namespace; to
+// files of pressure (CONFIG_PSI) anybody could write triggers, which the kernel goes through
+// in a thread of its own and counts for nobody.
+var readOnly = []string{"sys", "pressure"}
+
+// protect puts a read-only mount of it over a directory, if there is one.
+func protect(dir int, path string) error {
+	fd, err := unix.OpenTree(dir, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err == unix.ENOENT {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		return err
+	}
+	return attach(fd, dir, path)
+}
+
 // userLimits are of the sandbox's user namespace, as sysctl has them below user. Those of the
 // node are for all sandboxes together.
-var userLimits = []struct{ name, most string }{{"max_inotify_instances", "256"}}
+var userLimits = []struct{ name, most string }{{"max_inotify_instances", "256"}, {"max_inotify_watches", "65536"}}
 
 func limitUser(proc int) error {
 	for _, l := range userLimits {

@@ -22,15 +22,6 @@ import (
 // keyVersion changes when steps come to mean something else.
 const keyVersion = 1
 
-// UponImage tells whether the recipe starts from an image of the catalogue, From.
-func (r *Recipe) UponImage() bool {
-	switch r.From {
-	case FromDebian, FromBusybox, FromScratch:
-		return false
-	}
-	return true
-}
-
 // Base is the recipe without its steps and what concerns running them.
 func (r *Recipe) Base() *Recipe {
 	return &Recipe{From: r.From, Suite: r.Suite, Packages: r.Packages, dir: r.dir}

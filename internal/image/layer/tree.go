@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 	"strings"
 
@@ -45,6 +46,7 @@ type Options struct {
 	InlineBudget int64 // in all at most this many (default 32 MiB); later small files go to the data blob
 	MaxBytes     int64 // logical bytes of all files (default 1 TiB)
 	MaxEntries   int64 // entries (default 8 Mi)
+	MaxMemory    int64 // bytes of memory that the tree may take, about (default 1 GiB: some two million files)
 	// Progress, if set, is told bytes and entries taken in so far.
 	Progress func(bytes, entries int64)
 }
@@ -64,6 +66,9 @@ func (o *Options) fill() {
 	}
 	if o.MaxEntries == 0 {
 		o.MaxEntries = 8 << 20
+	}
+	if o.MaxMemory == 0 {
+		o.MaxMemory = 1 << 30
 	}
 }
 
@@ -105,6 +110,7 @@ type Builder struct {
 	entries int64
 	bytes   int64
 	inlined int64
+	memory  int64 // what the tree takes, about; what is replaced counts on
 	skipped map[string]int64
 }
 
@@ -157,7 +163,7 @@ func (b *Builder) Dir(path string, a Attr) error {
 	if err != nil {
 		return err
 	}
-	name := parts[len(parts)-1]
+	name := strings.Clone(parts[len(parts)-1])
 	if old := parent.children[name]; old != nil && old.children != nil {
 		old.ino, old.gen = ino, b.gen
 		return nil
@@ -206,10 +212,13 @@ func (b *Builder) fill(ctx context.Context, path string, ino *inode, size int64,
 		}
 		b.inlined += size
 		progress(size)
-		return nil
+		return b.hold(path, size)
 	}
-	ino.extent, err = b.data.put(ctx, path, size, r, progress)
-	return err
+	if ino.extent, err = b.data.put(ctx, path, size, r, progress); err != nil {
+		return err
+	}
+	ino.extent.chunks = slices.Clip(ino.extent.chunks)
+	return b.hold(path, 4*int64(len(ino.extent.chunks)))
 }
 
 // Symlink adds a symbolic link.
@@ -220,6 +229,9 @@ func (b *Builder) Symlink(path, target string, a Attr) error {
 	a.Perm = 0o777
 	ino, err := b.newInode(path, unix.S_IFLNK, a)
 	if err != nil {
+		return err
+	}
+	if err := b.hold(path, int64(len(target))); err != nil {
 		return err
 	}
 	ino.small, ino.size = []byte(target), int64(len(target))
@@ -292,7 +304,38 @@ func (b *Builder) Link(path, target string) error {
 	if err := b.count(path); err != nil {
 		return err
 	}
+	if err := b.holdEntry(path, 0); err != nil {
+		return err
+	}
 	return b.put(path, old.ino)
+}
+
+// What parts of the tree take of memory, the encoder's share included, as measured.
+const (
+	entryCost = 448 // an inode, its node and its slot in the directory
+	dirCost   = 512 // a directory, beyond an entry
+	xattrCost = 64  // an xattr, beyond its bytes
+	nameCost  = 3   // each byte of a name: its own, and the directory's block
+)
+
+// hold counts n bytes of memory that path's entry takes.
+func (b *Builder) hold(path string, n int64) error {
+	if b.memory += n; b.memory > b.opts.MaxMemory {
+		return errs.New(errs.BodyTooLarge, phase, fmt.Sprintf("the names and attributes of the image take more than the limit of %d bytes of memory at %s", b.opts.MaxMemory, quote(path))).
+			Advise("an image holds some two million files; leave out what is not needed, or bring it into the sandbox otherwise")
+	}
+	return nil
+}
+
+// holdEntry counts an entry.
+func (b *Builder) holdEntry(path string, typ uint32) error {
+	name := strings.TrimRight(path, "/")
+	name = name[strings.LastIndexByte(name, '/')+1:]
+	n := int64(entryCost + nameCost*min(len(name), nameMax))
+	if typ == unix.S_IFDIR {
+		n += dirCost
+	}
+	return b.hold(path, n)
 }
 
 func (b *Builder) count(path string) error {
@@ -307,6 +350,9 @@ func (b *Builder) count(path string) error {
 
 func (b *Builder) newInode(path string, typ uint32, a Attr) (*inode, error) {
 	if err := b.count(path); err != nil {
+		return nil, err
+	}
+	if err := b.holdEntry(path, typ); err != nil {
 		return nil, err
 	}
 	ino := &inode{mode: typ | a.Perm&permBits, uid: a.UID, gid: a.GID, sec: a.Sec, nsec: a.Nsec}
@@ -325,7 +371,10 @@ func (b *Builder) newInode(path string, typ uint32, a Attr) (*inode, error) {
 			b.Skip("xattr " + xattrClass(x.Name))
 			continue
 		}
-		ino.xattrs = append(ino.xattrs, x)
+		if err := b.hold(path, int64(xattrCost+len(x.Name)+len(x.Value))); err != nil {
+			return nil, err
+		}
+		ino.xattrs = append(ino.xattrs, Xattr{strings.Clone(x.Name), x.Value}) // not all that it was cut out of
 	}
 	sort.Slice(ino.xattrs, func(i, j int) bool { return ino.xattrs[i].Name < ino.xattrs[j].Name })
 	for i := 1; i < len(ino.xattrs); i++ {
@@ -349,7 +398,8 @@ func (b *Builder) place(path string) (*node, string, error) {
 		return nil, "", corrupt(path, "the root is not a directory", nil)
 	}
 	parent, err := b.parentOf(path, parts)
-	return parent, parts[len(parts)-1], err
+	// A clone: a name that is cut out of a tar's extended header would keep all of that.
+	return parent, strings.Clone(parts[len(parts)-1]), err
 }
 
 func (b *Builder) put(path string, ino *inode) error {
@@ -393,6 +443,10 @@ func (b *Builder) resolve(path string, parts []string, create bool) (*node, erro
 			if err := b.count(path); err != nil {
 				return nil, err
 			}
+			if err := b.holdEntry(p, unix.S_IFDIR); err != nil {
+				return nil, err
+			}
+			p = strings.Clone(p)
 			next = newDir(p, cur, b.gen)
 			cur.children[p] = next
 		case next.children != nil:

@@ -9,12 +9,14 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"strings"
 
 	"dsec/api/v1/errs"
 )
 
 const (
-	maxMembers = 1 << 20 // files of an image archive
+	maxMembers = 1 << 20  // files of an image archive
+	maxNames   = 64 << 20 // bytes of their names and of what links point to
 	maxJSON    = 16 << 20
 )
 
@@ -55,6 +57,7 @@ type span struct{ off, size int64 }
 func indexTar(ctx context.Context, r *io.SectionReader) (*tarFiles, error) {
 	t := &tarFiles{at: r, files: map[string]span{}, links: map[string]string{}}
 	tr := tar.NewReader(r)
+	names := 0
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, errs.Wrap(errs.RequestCanceled, phase, "index archive", err)
@@ -69,7 +72,10 @@ func indexTar(ctx context.Context, r *io.SectionReader) (*tarFiles, error) {
 		if len(t.files)+len(t.links) >= maxMembers {
 			return nil, errs.New(errs.BodyTooLarge, phase, fmt.Sprintf("archive with more than %d members", maxMembers))
 		}
-		name := clean(h.Name)
+		if names += len(h.Name) + len(h.Linkname); names > maxNames {
+			return nil, errs.New(errs.BodyTooLarge, phase, fmt.Sprintf("archive whose names take more than %d bytes", maxNames))
+		}
+		name := strings.Clone(clean(h.Name)) // not the whole header that it is cut out of
 		switch h.Typeflag {
 		case tar.TypeReg, '\x00', tar.TypeCont:
 			off, err := r.Seek(0, io.SeekCurrent)
@@ -80,7 +86,7 @@ func indexTar(ctx context.Context, r *io.SectionReader) (*tarFiles, error) {
 		case tar.TypeSymlink: // older docker save shares layers by them
 			t.links[name] = clean(path.Join(path.Dir("/"+name), h.Linkname))
 		case tar.TypeLink:
-			t.links[name] = clean(h.Linkname)
+			t.links[name] = strings.Clone(clean(h.Linkname))
 		}
 	}
 }

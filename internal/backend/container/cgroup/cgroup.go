@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,10 +47,26 @@ type Hierarchy struct {
 	// freezer is the parent of groups in a hierarchy of their own that freezes them, made
 	// at a sandbox's first freeze. "": v2, where every group can be frozen, or none is here.
 	freezer string
+
+	sockets, swap bool // whether the kernel can limit these
 }
 
 // v1Controllers are those a group is made in. cpuacct may share the mount of cpu.
 var v1Controllers = []string{"memory", "cpu", "cpuacct", "pids"}
+
+// socketLimit is of the buffers of TCP and UDP sockets, which v1 counts apart from other memory and
+// only in groups in which this was ever written. A group may have a socketPart-th of its memory
+// limit for them beyond that.
+const (
+	socketLimit = "memory.kmem.tcp.limit_in_bytes"
+	socketPart  = 4
+)
+
+// A memory limit alone says nothing of swap: what a group has too much would fill that of the machine.
+const (
+	swapLimitV1 = "memory.memsw.limit_in_bytes"
+	swapLimitV2 = "memory.swap.max"
+)
 
 // cpuPeriod of the CPU quota, the kernel's default.
 const cpuPeriod = 100_000 // microseconds
@@ -70,11 +87,15 @@ func Open(file, root, self, name string) (*Hierarchy, error) {
 			usable = usable && err == nil
 		}
 		if usable && (saved.V2 || saved.Freezer != "") {
-			return &Hierarchy{v2: saved.V2, dirs: saved.Dirs, freezer: saved.Freezer}, nil
+			h := &Hierarchy{v2: saved.V2, dirs: saved.Dirs, freezer: saved.Freezer}
+			return h, h.prepare()
 		}
 	}
 	h, err := Detect(root, self, name)
 	if err != nil {
+		return nil, err
+	}
+	if err := h.prepare(); err != nil {
 		return nil, err
 	}
 	saved.V2, saved.Dirs, saved.Freezer = h.v2, h.dirs, h.freezer
@@ -185,8 +206,10 @@ func parentV1(mount, own, name string) (string, error) {
 	if resolved, err := filepath.EvalSymlinks(mount); err == nil {
 		mount = resolved // cpu and cpuacct are often one mount with two names
 	}
-	if _, err := os.Stat(filepath.Join(mount, "cgroup.procs")); err != nil {
-		return "", err
+	if _, err := os.Stat(filepath.Join(mount, "tasks")); err != nil {
+		if _, v2 := os.Stat(filepath.Join(mount, "cgroup.procs")); v2 != nil { // of a version 2 tree beside version 1
+			return "", err
+		}
 	}
 	dir := filepath.Join(mount, own, name)
 	if old, err := Find(mount, name); err != nil {
@@ -275,6 +298,49 @@ func (h *Hierarchy) dir(controller string) string {
 	return h.dirs["cpu"]
 }
 
+// prepare sets what holds for all groups together, and looks at what the kernel has.
+func (h *Hierarchy) prepare() error {
+	has := func(file string) bool {
+		_, err := os.Stat(filepath.Join(h.dir("memory"), file))
+		return err == nil
+	}
+	cpus := int64(runtime.NumCPU())
+	if h.v2 {
+		h.swap = has(swapLimitV2)
+		return write(filepath.Join(h.dir("cpu"), "cpu.weight"), itoa(min(weightPerCPU*cpus, maxWeight)))
+	}
+	h.swap, h.sockets = has(swapLimitV1), has(socketLimit)
+	if h.sockets {
+		// No limit, but the kernel patches itself when the first group counts and when the last one
+		// that does is gone: this one is there always.
+		if err := write(filepath.Join(h.dir("memory"), socketLimit), "-1"); err != nil {
+			return err
+		}
+	}
+	return write(filepath.Join(h.dir("cpu"), "cpu.shares"), itoa(sharesPerCPU*cpus))
+}
+
+// The weight of all groups together against what else runs on the machine, where each thread outside of
+// any group counts as a group with 1024 shares (v1) or a weight of 100 (v2). On a processor
+// that sandboxes keep busy, one thread of the node gets a third, and they get two.
+const (
+	sharesPerCPU = 2048
+	weightPerCPU = 200
+	maxWeight    = 10000 // the kernel's
+)
+
+func write(path, value string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, []byte(value)); err != nil {
+		return fmt.Errorf("write %q to %s: %w", value, path, err)
+	}
+	return nil
+}
+
 // Create makes group name with its limits. It is idempotent.
 func (h *Hierarchy) Create(name string, l Limits) error {
 	for _, dir := range h.dirs {
@@ -283,16 +349,7 @@ func (h *Hierarchy) Create(name string, l Limits) error {
 		}
 	}
 	set := func(controller, file, value string) error {
-		path := filepath.Join(h.dir(controller), name, file)
-		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("open %s: %w", path, err)
-		}
-		defer unix.Close(fd)
-		if _, err := unix.Write(fd, []byte(value)); err != nil {
-			return fmt.Errorf("write %q to %s: %w", value, path, err)
-		}
-		return nil
+		return write(filepath.Join(h.dir(controller), name, file), value)
 	}
 	var errs []error
 	if l.MemoryBytes > 0 {
@@ -300,6 +357,16 @@ func (h *Hierarchy) Create(name string, l Limits) error {
 			errs = append(errs, set("memory", "memory.max", itoa(l.MemoryBytes)))
 		} else {
 			errs = append(errs, set("memory", "memory.limit_in_bytes", itoa(l.MemoryBytes)))
+			if h.sockets {
+				errs = append(errs, set("memory", socketLimit, itoa(l.MemoryBytes/socketPart)))
+			}
+		}
+		if h.swap { // none; v1 limits the sum
+			if h.v2 {
+				errs = append(errs, set("memory", swapLimitV2, "0"))
+			} else {
+				errs = append(errs, set("memory", swapLimitV1, itoa(l.MemoryBytes)))
+			}
 		}
 	}
 	if l.CPUMillis > 0 {

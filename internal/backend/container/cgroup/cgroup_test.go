@@ -4,6 +4,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +21,24 @@ func fakeV2(t *testing.T, controllers string) (root, self string) {
 		}
 	}
 	return root, filepath.Join(root, "self")
+}
+
+// fakeV1 is a directory that looks like cgroup v1.
+func fakeV1(t *testing.T) (root, self string) {
+	t.Helper()
+	root = t.TempDir()
+	for _, c := range v1Controllers {
+		// The parent group of the tests is there already, as a real kernel would fill it.
+		if err := os.MkdirAll(filepath.Join(root, c, "dsec"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range []string{"tasks", "dsec/cgroup.procs"} {
+			if err := os.WriteFile(filepath.Join(root, c, f), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return root, "/dev/null"
 }
 
 func read(t *testing.T, path string) string {
@@ -86,6 +105,102 @@ func TestV2Files(t *testing.T) {
 	e.Close()
 }
 
+// open makes the files that the kernel would in the parent group and opens the hierarchy
+// twice: the second time it is found again.
+func open(t *testing.T, root, self, name string, files map[string]string) *Hierarchy {
+	t.Helper()
+	for path, content := range files {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	saved := filepath.Join(t.TempDir(), "chosen.json")
+	if _, err := Open(saved, root, self, name); err != nil {
+		t.Fatal(err)
+	}
+	h, err := Open(saved, root, self, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// The node's own daemons, which are in no group of ours, are neither starved nor starve.
+func TestAllSandboxesHaveAWeight(t *testing.T) {
+	t.Parallel()
+	cpus := int64(runtime.NumCPU())
+	root, self := fakeV2(t, "cpu memory pids\n")
+	open(t, root, self, "dsec", map[string]string{"dsec/cpu.weight": "", "dsec/cgroup.procs": ""})
+	if got, want := read(t, filepath.Join(root, "dsec/cpu.weight")), itoa(min(200*cpus, 10000)); got != want {
+		t.Errorf("v2: %s, want %s", got, want)
+	}
+	root, self = fakeV1(t)
+	open(t, root, self, "dsec", map[string]string{"cpu/dsec/cpu.shares": "", "memory/dsec/" + socketLimit: ""})
+	if got, want := read(t, filepath.Join(root, "cpu/dsec/cpu.shares")), itoa(2048*cpus); got != want {
+		t.Errorf("v1: %s, want %s", got, want)
+	}
+}
+
+// v1 counts the buffers of sockets only where it is told to.
+func TestV1CountsSockets(t *testing.T) {
+	t.Parallel()
+	files := []string{"cpu/dsec/cpu.shares", "memory/dsec/box/memory.limit_in_bytes", "cpu/dsec/box/cpu.cfs_quota_us"}
+	for _, counts := range []bool{true, false} { // false: a kernel without
+		root, self := fakeV1(t)
+		parent, box := filepath.Join(root, "memory/dsec", socketLimit), filepath.Join(root, "memory/dsec/box", socketLimit)
+		made := map[string]string{}
+		for _, f := range files {
+			made[f] = ""
+		}
+		if counts {
+			made["memory/dsec/"+socketLimit], made["memory/dsec/box/"+socketLimit] = "", ""
+		}
+		h := open(t, root, self, "dsec", made)
+		if err := h.Create("box", Limits{MemoryBytes: 64 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		if !counts {
+			continue
+		}
+		if got := read(t, parent); got != "-1" {
+			t.Errorf("all sandboxes: %q", got)
+		}
+		if got := read(t, box); got != itoa(16<<20) {
+			t.Errorf("one of 64 MiB: %q", got)
+		}
+	}
+}
+
+// What a sandbox has too much does not go to the machine's swap.
+func TestNoSwap(t *testing.T) {
+	t.Parallel()
+	root, self := fakeV1(t)
+	box := filepath.Join(root, "memory/dsec/box")
+	h := open(t, root, self, "dsec", map[string]string{
+		"cpu/dsec/cpu.shares": "", "memory/dsec/" + swapLimitV1: "", "memory/dsec/box/memory.limit_in_bytes": "", "memory/dsec/box/" + swapLimitV1: "",
+	})
+	if err := h.Create("box", Limits{MemoryBytes: 64 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if limit, sum := read(t, filepath.Join(box, "memory.limit_in_bytes")), read(t, filepath.Join(box, swapLimitV1)); limit != itoa(64<<20) || sum != limit {
+		t.Errorf("v1: %q, with swap %q", limit, sum)
+	}
+	root, self = fakeV2(t, "cpu memory pids\n")
+	h = open(t, root, self, "dsec", map[string]string{
+		"dsec/cgroup.procs": "", "dsec/cpu.weight": "", "dsec/" + swapLimitV2: "", "dsec/box/memory.max": "", "dsec/box/" + swapLimitV2: "",
+	})
+	if err := h.Create("box", Limits{MemoryBytes: 64 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, filepath.Join(root, "dsec/box", swapLimitV2)); got != "0" {
+		t.Errorf("v2: %q", got)
+	}
+}
+
 func TestV2WithoutAControllerSaysWhich(t *testing.T) {
 	t.Parallel()
 	root, self := fakeV2(t, "cpu pids\n")
@@ -115,6 +230,13 @@ func TestRealGroup(t *testing.T) {
 	for range 2 { // idempotent
 		if err := h.Create("box", Limits{CPUMillis: 500, MemoryBytes: 32 << 20, PIDs: 10}); err != nil {
 			t.Fatal(err)
+		}
+	}
+	if !h.V2() {
+		for file, want := range map[string]int64{socketLimit: 8 << 20, swapLimitV1: 32 << 20} {
+			if got := strings.TrimSpace(read(t, filepath.Join(h.dir("memory"), "box", file))); got != itoa(want) {
+				t.Errorf("%s: %s, want %d", file, got, want)
+			}
 		}
 	}
 	if len(h.Paths("box")) == 0 {

@@ -117,7 +117,7 @@ func unavailable(phase, action string, err error) error {
 }
 
 // AllocateEpoch implements store.Nodes.
-func (s *Store) AllocateEpoch(ctx context.Context, nodeID string) (uint64, error) {
+func (s *Store) AllocateEpoch(ctx context.Context, nodeID string, above uint64) (uint64, error) {
 	ctx, cancel := s.limit(ctx)
 	defer cancel()
 	key := prefixEpochs + nodeID
@@ -134,6 +134,7 @@ func (s *Store) AllocateEpoch(ctx context.Context, nodeID string) (uint64, error
 				return 0, errs.New(errs.InternalError, "store.epoch", "etcd: "+key+" is not a number").Because(err)
 			}
 		}
+		last = max(last, above)
 		if last >= v1.MaxEpoch {
 			return 0, errs.New(errs.InternalError, "store.epoch", "node "+nodeID+" has used up its epochs; give it a new id")
 		}

@@ -51,7 +51,7 @@ func TestWhatWasWrittenSurvivesARestart(t *testing.T) {
 			t.Fatal(err)
 		}
 		key, _ = s.SigningKey(t.Context())
-		if e, err := s.AllocateEpoch(t.Context(), "nodeaa"); err != nil || e != 1 {
+		if e, err := s.AllocateEpoch(t.Context(), "nodeaa", 0); err != nil || e != 1 {
 			t.Fatal(e, err)
 		}
 	})
@@ -60,7 +60,7 @@ func TestWhatWasWrittenSurvivesARestart(t *testing.T) {
 	if again, err := s.SigningKey(t.Context()); err != nil || string(again) != string(key) || len(key) == 0 {
 		t.Errorf("the signing key changed over a restart (%v)", err)
 	}
-	if e, err := s.AllocateEpoch(t.Context(), "nodeaa"); err != nil || e != 2 {
+	if e, err := s.AllocateEpoch(t.Context(), "nodeaa", 0); err != nil || e != 2 {
 		t.Errorf("the epoch after a restart is %d, %v", e, err)
 	}
 }

@@ -103,13 +103,13 @@ func follow[T any](ctx context.Context, m *Memory, s *set[T], apply func(store.C
 }
 
 // AllocateEpoch implements store.Nodes.
-func (m *Memory) AllocateEpoch(_ context.Context, nodeID string) (uint64, error) {
+func (m *Memory) AllocateEpoch(_ context.Context, nodeID string, above uint64) (uint64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.down != nil {
 		return 0, m.down
 	}
-	m.epochs[nodeID]++
+	m.epochs[nodeID] = max(m.epochs[nodeID], above) + 1
 	return m.epochs[nodeID], nil
 }
 

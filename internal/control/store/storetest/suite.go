@@ -38,7 +38,7 @@ func testEpochs(t *testing.T, s store.Store) {
 	)
 	for range n {
 		wg.Go(func() {
-			e, err := s.AllocateEpoch(ctx, "epocha")
+			e, err := s.AllocateEpoch(ctx, "epocha", 0)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil || seen[e] {
@@ -53,8 +53,10 @@ func testEpochs(t *testing.T, s store.Store) {
 			t.Errorf("epoch %d was never given", e)
 		}
 	}
-	if e, err := s.AllocateEpoch(ctx, "epochb"); err != nil || e != 1 {
-		t.Errorf("another node's first epoch is %d, %v", e, err)
+	for _, c := range []struct{ above, want uint64 }{{0, 1}, {7, 8}, {3, 9}, {0, 10}} {
+		if e, err := s.AllocateEpoch(ctx, "epochb", c.above); err != nil || e != c.want {
+			t.Errorf("another node's epoch above %d is %d, %v, want %d", c.above, e, err, c.want)
+		}
 	}
 }
 

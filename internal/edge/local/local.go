@@ -60,9 +60,6 @@ func (i *Images) Import(ctx context.Context, archive io.Reader, format string, p
 	return wire(img), nil
 }
 
-// exportChunk is what is written at once of an export.
-const exportChunk = 256 << 10
-
 // Delete implements edge.Images.
 func (i *Images) Delete(_ context.Context, digest string) error { return i.store.Delete(digest) }
 

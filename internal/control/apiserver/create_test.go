@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -469,6 +470,52 @@ func TestReaderThatIsStuckEndsItsRequest(t *testing.T) {
 		t.Errorf("the whole batch was made for a reader that takes nothing")
 	}
 	w.create(hollow) // others go on
+}
+
+// So does one that takes nothing of plain answers, whoever it is, and not one that is only slow.
+func TestReaderOfPlainAnswersThatIsStuckIsCutOff(t *testing.T) {
+	t.Parallel()
+	const limit = 300 * time.Millisecond
+	w := newWorld(t, func(c *control.Config, _ *controltest.Config) { c.StreamTimeout = limit })
+	conn, err := net.Dial("tcp", w.ctl.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	const one = "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+	in := bufio.NewReader(conn)
+	for range 3 { // slow, on one connection
+		if _, err := io.WriteString(conn, one); err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(limit / 2)
+		if b, err := io.ReadAll(res.Body); err != nil || !json.Valid(b) {
+			t.Fatalf("%d bytes, %v", len(b), err)
+		}
+		time.Sleep(2 * limit)
+	}
+	for { // many, none of which is read
+		if _, err := io.WriteString(conn, strings.Repeat(one, 100)); err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("the server goes on waiting for a reader that takes nothing")
+			}
+			break
+		}
+	}
+	eventually(t, "no request is left", func() bool {
+		_, _, raw := w.do("GET", "/metrics", nil)
+		return strings.Contains(raw, "dsec_http_requests_in_flight 1")
+	})
 }
 
 func TestCreateOutlivesTheBodyTimeout(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -348,37 +349,38 @@ func isGuest(pid string) bool {
 	return err == nil && strings.TrimSpace(string(comm)) == "dsec-guest"
 }
 
-// settle is how long a socket may be without the guest that is to have it, or had it.
-const settle = 100 * time.Millisecond
+// settle is how long a socket may be without the guest that is to have it, or had it. On a
+// machine that others load with creates and removals that can take long; a socket that has
+// leaked costs the audit the whole of it.
+var settle = []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, 600 * time.Millisecond, time.Second}
 
 // sockets lists the guests' listening sockets. They carry no id: the group of the guest
 // that holds one does. One that no guest holds is a leak.
 func sockets(add func(kind, name, sandbox, where string)) error {
-	last, err := listening()
+	left, err := listening()
 	if err != nil {
 		return err
 	}
-	held := heldByGuests()
-	for inode := range last {
-		if group, ok := held[inode]; ok {
-			add("socket", "inode "+inode, sandboxOf(group), group)
-			delete(last, inode)
+	for i := 0; ; i++ {
+		held := heldByGuests()
+		for inode := range left {
+			if group, ok := held[inode]; ok && group != "" {
+				add("socket", "inode "+inode, sandboxOf(group), group)
+				delete(left, inode)
+			}
 		}
-	}
-	if len(last) == 0 {
-		return nil
-	}
-	time.Sleep(settle)
-	now, err := listening()
-	if err != nil {
-		return err
-	}
-	held = heldByGuests()
-	for inode := range last {
-		if now[inode] {
-			group := held[inode] // none, if no guest holds it
-			add("socket", "inode "+inode, sandboxOf(group), group)
+		if len(left) == 0 || i == len(settle) {
+			break
 		}
+		time.Sleep(settle[i])
+		now, err := listening()
+		if err != nil {
+			return err
+		}
+		maps.DeleteFunc(left, func(inode string, _ bool) bool { return !now[inode] })
+	}
+	for inode := range left {
+		add("socket", "inode "+inode, sandboxOf(""), "")
 	}
 	return nil
 }

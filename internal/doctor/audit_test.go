@@ -2,9 +2,11 @@ package doctor
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,6 +49,45 @@ func TestRunningNodesAreFound(t *testing.T) {
 	}
 	if cgroup.NameOf(link) != cgroup.NameOf(data) || cgroup.NameOf(link+"/gone") != cgroup.NameOf(data+"/gone") {
 		t.Error("one data directory has two names")
+	}
+}
+
+// A guest's socket that is on its way to its guest, or goes after it, is no leak, also where
+// that takes long; one that stays is.
+func TestSocketsWithoutAGuest(t *testing.T) {
+	t.Parallel()
+	listen := func() (l net.Listener, name string) {
+		dir, err := os.MkdirTemp("", "audit") // a path that fits a socket
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		if l, err = net.Listen("unix", filepath.Join(dir, "guest.sock")); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		raw, err := l.(*net.UnixListener).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var st unix.Stat_t
+		if cerr := raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); cerr != nil || err != nil {
+			t.Fatal(cerr, err)
+		}
+		return l, fmt.Sprintf("inode %d", st.Ino)
+	}
+	short, going := listen()
+	_, stays := listen()
+	time.AfterFunc(500*time.Millisecond, func() { short.Close() })
+	found := map[string]string{}
+	if err := sockets(func(_, name, sandbox, _ string) { found[name] = sandbox }); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := found[going]; ok {
+		t.Error("a socket that goes within half a second is a leak")
+	}
+	if found[stays] != "unknown" {
+		t.Errorf("a socket that nobody has is not found: %q", found[stays])
 	}
 }
 

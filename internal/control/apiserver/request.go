@@ -32,7 +32,8 @@ type request struct {
 	principal *iam.Principal
 	status    int
 	bytes     int64
-	body      *tracked // nil: none is expected
+	timeout   time.Duration // for a part of the answer to be taken
+	body      *tracked      // nil: none is expected
 	// fault is what was answered when it was not a success, for the log.
 	fault error
 }
@@ -56,20 +57,37 @@ func (r *request) WriteHeader(status int) {
 	if status >= 400 && r.unread() {
 		r.Header().Set("Connection", "close")
 	}
+	r.arm()
 	r.ResponseWriter.WriteHeader(status)
+}
+
+// writeSize is what a reader has the timeout for.
+const writeSize = 256 << 10
+
+// arm gives the reader its time once more. The deadline stays when the handler returns, as
+// net/http sends the last of the answer then; the connection's next request lifts it.
+func (r *request) arm() {
+	_ = http.NewResponseController(r.ResponseWriter).SetWriteDeadline(time.Now().Add(r.timeout)) // a writer without deadlines is a test's
 }
 
 // unread tells whether some of the request's body was not read.
 func (r *request) unread() bool { return r.body != nil && !r.body.ended.Load() }
 
-// Write implements http.ResponseWriter.
-func (r *request) Write(p []byte) (int, error) {
+// Write implements http.ResponseWriter. A reader that takes nothing for the timeout is cut off.
+func (r *request) Write(p []byte) (n int, err error) {
 	if r.status == 0 {
 		r.status = http.StatusOK
 	}
-	n, err := r.ResponseWriter.Write(p)
-	r.bytes += int64(n)
-	return n, err
+	for {
+		r.arm()
+		part := p[n:min(len(p), n+writeSize)]
+		m, err := r.ResponseWriter.Write(part)
+		n += m
+		r.bytes += int64(m)
+		if err != nil || n == len(p) {
+			return n, err
+		}
+	}
 }
 
 // Unwrap serves http.ResponseController.
@@ -80,11 +98,12 @@ func (r *request) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 func (s *Server) handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, hr *http.Request) {
 		start := time.Now()
-		req := &request{ResponseWriter: w, id: s.requestID(hr)}
+		req := &request{ResponseWriter: w, id: s.requestID(hr), timeout: s.cfg.StreamTimeout}
 		w.Header()[headerRequestID] = []string{req.id}
 		ctx := context.WithValue(aether.WithRequestID(hr.Context(), req.id), requestKey{}, req)
 		hr = hr.WithContext(ctx)
 		rc := http.NewResponseController(w)
+		_ = rc.SetWriteDeadline(time.Time{})                       // that of the answer before
 		if hr.ContentLength != 0 && rc.EnableFullDuplex() == nil { // the body stays readable after an answer
 			req.body = &tracked{Reader: hr.Body}
 			hr.Body = req.body

@@ -47,7 +47,8 @@ type Config struct {
 	Now func() time.Time // nil: time.Now
 	// Random feeds sandbox ids, request ids and placement; nil: seeded by the system.
 	Random rand.Source
-	// StreamTimeout is how long a reader of a stream of lines may take for some of them; 0: 30 s.
+	// StreamTimeout is how long a reader of an answer may take for a part of it, or for some of a
+	// stream's lines; 0: 30 s.
 	StreamTimeout time.Duration
 	// BodyTimeout is how long the body of a request of JSON may take to come; 0: 10 s.
 	BodyTimeout time.Duration

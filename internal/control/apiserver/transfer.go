@@ -23,6 +23,11 @@ func (s *Server) pullImage(ctx context.Context, req *request, _ *http.Request, i
 	if err := checkPlainName(name); err != nil {
 		return err
 	}
+	done, err := s.imports.begin(ctx, s.drain.Done())
+	if err != nil {
+		return err
+	}
+	defer done()
 	node, err := s.importNode()
 	if err != nil {
 		return err

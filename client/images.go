@@ -46,13 +46,17 @@ func (c *Client) importStream(ctx context.Context, name string, r io.Reader, o I
 	if o.Format == "" {
 		o.Format = FormatAuto
 	}
+	return c.upload(ctx, "/v1/images", url.Values{"name": {name}, "format": {o.Format}}, r, o)
+}
+
+// upload sends an archive and reads what the server says of it.
+func (c *Client) upload(ctx context.Context, path string, q url.Values, r io.Reader, o ImportOptions) (*Image, error) {
 	src := &source{r: r, sent: o.Sent}
-	q := url.Values{"name": {name}, "format": {o.Format}}
 	h := http.Header{"Content-Type": {"application/x-tar"}, "Accept": {"application/x-ndjson"}}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// NopCloser: an *os.File of the caller is not ours to close.
-	for p, err := range streamBody[v1.ImageProgress](ctx, c, http.MethodPost, "/v1/images", q, h, io.NopCloser(src)) {
+	for p, err := range streamBody[v1.ImageProgress](ctx, c, http.MethodPost, path, q, h, io.NopCloser(src)) {
 		if err != nil {
 			if src.err != nil {
 				err = errs.Wrap(errs.BadRequest, "client.import", "the source cannot be read", src.err)
@@ -128,25 +132,6 @@ func (c *Client) ImportPath(ctx context.Context, name, path string, o ImportOpti
 	pr.CloseWithError(errors.New("import ended"))
 	<-done
 	return img, err
-}
-
-// Export writes the files of an image, by name or digest, to w: its root file system as a
-// tar. What the image says about running programs is in its Config.
-func (c *Client) Export(ctx context.Context, name string, w io.Writer) error {
-	const path = "/v1/image-files"
-	resp, err := c.send(ctx, http.MethodGet, path, url.Values{"name": {name}}, nil, nil)
-	if err != nil {
-		return about("export image", name, err)
-	}
-	defer resp.Body.Close()
-	from := &source{r: resp.Body}
-	if _, err := io.CopyBuffer(struct{ io.Writer }{w}, from, make([]byte, streamBuffer)); err != nil {
-		if from.err != nil {
-			err = c.badAnswer(ctx, http.MethodGet, path, from.err)
-		}
-		return about("export image", name, err)
-	}
-	return nil
 }
 
 // Images returns the catalogue.

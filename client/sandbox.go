@@ -54,26 +54,7 @@ func (c *Client) Create(ctx context.Context, spec Spec, opts ...CreateOption) (*
 // ends the request: what is being made then is undone, what was made and not yielded stays.
 func (c *Client) CreateMany(ctx context.Context, spec Spec, n int) iter.Seq2[*Sandbox, error] {
 	return func(yield func(*Sandbox, error) bool) {
-		got := 0
-		for r, err := range stream[v1.CreateResult](ctx, c, http.MethodPost, "/v1/sandboxes/batch", nil, v1.CreateRequest{Spec: spec, Count: n}) {
-			if err != nil {
-				yield(nil, fmt.Errorf("create sandboxes: %w", err))
-				return
-			}
-			got++
-			var sb *Sandbox
-			if r.Sandbox != nil {
-				sb = c.handle(*r.Sandbox)
-			} else if err = r.Error.Err(); err == nil {
-				err = errs.New(errs.ProtocolError, "client.decode", "a result holds neither sandbox nor error")
-			}
-			if !yield(sb, err) {
-				return
-			}
-		}
-		if got < n {
-			yield(nil, errs.New(errs.ConnectionLost, "client.read", fmt.Sprintf("the answer ended after %d of %d results", got, n)))
-		}
+		c.many(ctx, "/v1/sandboxes/batch", v1.CreateRequest{Spec: spec, Count: n}, n, func(err error) error { return fmt.Errorf("create sandboxes: %w", err) }, yield)
 	}
 }
 

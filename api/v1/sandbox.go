@@ -73,6 +73,13 @@ type CreateResult struct {
 	Error   *Problem `json:"error,omitempty"`
 }
 
+// ForkRequest asks for children of a sandbox.
+type ForkRequest struct {
+	Count    int      `json:"count,omitempty" minimum:"1" maximum:"1000" doc:"How many; answered one by one." default:"1"`
+	Lease    Seconds  `json:"lease_s,omitempty" minimum:"0" doc:"Lease of each child, as in a create; the source's is its own."`
+	LeaveOut []string `json:"leave_out,omitempty" maxItems:"1000" doc:"Patterns of paths that the children must not have, as in a snapshot."`
+}
+
 // Sandbox is what the platform says of one sandbox.
 type Sandbox struct {
 	ID          string             `json:"id"`
@@ -82,6 +89,7 @@ type Sandbox struct {
 	Spec        Spec               `json:"spec"`
 	ImageDigest string             `json:"image_digest,omitempty" doc:"Of the base image."`
 	Parts       []ImagePart        `json:"parts,omitempty" doc:"What it is composed of, lowest first; empty: the base image alone."`
+	ForkOf      string             `json:"fork_of,omitempty" doc:"Sandbox that it was forked from."`
 	CreatedAt   time.Time          `json:"created_at"`
 	StartedAt   *time.Time         `json:"started_at,omitempty"`
 	EndedAt     *time.Time         `json:"ended_at,omitempty"`
@@ -91,6 +99,7 @@ type Sandbox struct {
 	OOMKills    int64              `json:"oom_kills,omitempty" doc:"Processes that its memory limit has killed, as far as was noticed; usage has the present count."`
 	CreateMS    float64            `json:"create_ms,omitempty" doc:"Time the edge took to create it, milliseconds."`
 	Steps       map[string]float64 `json:"steps_ms,omitempty" doc:"Time of each step of the create, milliseconds."`
+	Layers      []LayerCache       `json:"layers,omitempty" doc:"What its node has of its image. Only in the answer for one sandbox."`
 	Usage       *Usage             `json:"usage,omitempty" doc:"Only in the answer for one sandbox."`
 
 	// IdempotencyKey is the create's key, kept so that it holds over a restart.

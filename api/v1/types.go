@@ -1,8 +1,10 @@
 package v1
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"dsec/api/v1/errs"
@@ -18,6 +20,31 @@ type Image struct {
 	Layers    []Layer     `json:"layers"`
 	Config    ImageConfig `json:"config"`
 	Parts     []ImagePart `json:"parts,omitempty" doc:"Images that a sandbox's was composed of, lowest first."`
+	Snapshot  *Snapshot   `json:"snapshot,omitempty" doc:"Where it is from, if it was made of a sandbox."`
+}
+
+// Snapshot says what a sandbox's snapshot was made of.
+type Snapshot struct {
+	Source    string            `json:"source" doc:"Id of the sandbox."`
+	Parents   []string          `json:"parents" doc:"Digests of the images it was made on: of what the sandbox was composed of, the base first, or the sandbox's last snapshot."`
+	Labels    map[string]string `json:"labels,omitempty" doc:"Of the sandbox: a sandbox that is made of the snapshot has them too, unless its own say otherwise."`
+	Temporary bool              `json:"temporary,omitempty" doc:"It serves a fork and goes with the last child."`
+	Entries   int64             `json:"entries" doc:"Names that the newest layer has, of removed files too."`
+	Bytes     int64             `json:"bytes" doc:"Of the newest layer's files."`
+	LeftOut   []string          `json:"left_out,omitempty" doc:"Paths that were left out, the first hundred."`
+	Omitted   int64             `json:"left_out_count,omitempty" doc:"How many there are."`
+	Notes     []string          `json:"notes,omitempty" doc:"What could not be kept as it was."`
+}
+
+// SnapshotPrefix begins the names of snapshots in the catalogue.
+const SnapshotPrefix = "snap:"
+
+// SnapshotRequest asks for a snapshot of a sandbox.
+type SnapshotRequest struct {
+	Name     string       `json:"name,omitempty" maxLength:"200" doc:"Without snap:; empty: one is made up."`
+	LeaveOut []string     `json:"leave_out,omitempty" maxItems:"1000" doc:"Patterns of paths that it must not have: /etc/app.key, *.pem, .aws/credentials, /var/cache/**. Without a leading slash they hold at any depth."`
+	Image    string       `json:"image,omitempty" maxLength:"255" doc:"Name of an image to make instead, which belongs to no lineage; one that has it is replaced. Needs the right image, too."`
+	Config   *ImageConfig `json:"config,omitempty" doc:"With image: what it says about running it, instead of what the sandbox's did."`
 }
 
 // Kinds of ImagePart.
@@ -25,6 +52,7 @@ const (
 	KindBase      = "base"
 	KindWorkspace = "workspace"
 	KindToolkit   = "toolkit"
+	KindDiff      = "diff" // of layers: what a sandbox changed
 )
 
 // ImagePart is one image of a composition.
@@ -50,11 +78,16 @@ func (i *Image) Digests() []string {
 
 // Layer is one EROFS layer: a metadata blob and a data blob.
 type Layer struct {
-	Kind       string `json:"kind" enum:"base,workspace,toolkit"`
+	Kind       string `json:"kind" enum:"base,workspace,toolkit,diff"`
 	MetaDigest string `json:"meta_digest"`
 	MetaBytes  int64  `json:"meta_bytes"`
 	DataDigest string `json:"data_digest,omitempty" doc:"Empty: no file of the layer has contents outside the metadata."`
 	DataBytes  int64  `json:"data_bytes"`
+	Parent     string `json:"parent,omitempty" doc:"Of a snapshot's layer: digest over the layers that it was made on."`
+	View       string `json:"view,omitempty" doc:"And with it."`
+	Replaces   string `json:"replaces,omitempty" doc:"Layers that were merged into it, lowest first: digests of metadata and data with a space, between commas."`
+	MetaObject string `json:"meta_object,omitempty" doc:"Where the metadata is in the object store."`
+	MapObject  string `json:"map_object,omitempty" doc:"Where the object store has the map of the data's chunks."`
 }
 
 // ImageConfig is what an image says about running it.
@@ -64,13 +97,36 @@ type ImageConfig struct {
 	Cmd        []string          `json:"cmd,omitempty"`
 	User       string            `json:"user,omitempty"`
 	WorkDir    string            `json:"work_dir,omitempty"`
-	Volumes    []string          `json:"volumes,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"`
+	Volumes    []string          `json:"volumes,omitempty"`
 }
 
 // ImageList is the catalogue.
 type ImageList struct {
 	Items []Image `json:"items"`
+}
+
+// RegistryRequest names an image in a registry and how to get there.
+type RegistryRequest struct {
+	Ref        string `json:"ref" minLength:"1" maxLength:"1024" doc:"As docker pull has it: debian:12, ghcr.io/team/tool@sha256:…" example:"debian:12"`
+	Name       string `json:"name,omitempty" maxLength:"255" doc:"In the catalogue; of a pull, empty: the reference."`
+	Platform   string `json:"platform,omitempty" maxLength:"64" doc:"Of a pull: os/arch or os/arch/variant, where there are several; empty: the node's." example:"linux/arm64"`
+	Username   string `json:"username,omitempty" maxLength:"1024"`
+	Password   string `json:"password,omitempty" maxLength:"65536"`
+	Token      string `json:"token,omitempty" maxLength:"65536" doc:"A bearer token, instead of user name and password."`
+	Identity   string `json:"identity_token,omitempty" maxLength:"65536" doc:"A refresh token, instead of either."`
+	PlainHTTP  bool   `json:"plain_http,omitempty" doc:"HTTP instead of HTTPS."`
+	SkipVerify bool   `json:"skip_verify,omitempty" doc:"Take any certificate of the registry."`
+}
+
+// Pushed is what a push did.
+type Pushed struct {
+	Ref       string `json:"ref"`
+	Digest    string `json:"digest" doc:"Of the manifest."`
+	Bytes     int64  `json:"bytes" doc:"Of the layers as the registry has them."`
+	SentBytes int64  `json:"sent_bytes" doc:"Of what it did not have."`
+	Sent      int    `json:"sent" doc:"Blobs."`
+	Skipped   int    `json:"skipped" doc:"Blobs that it had."`
 }
 
 // ImageProgress is one line of a running import.
@@ -80,6 +136,7 @@ type ImageProgress struct {
 	Total   int64    `json:"total,omitempty"`
 	Entries int64    `json:"entries,omitempty"`
 	Image   *Image   `json:"image,omitempty" doc:"Last line of a success."`
+	Pushed  *Pushed  `json:"pushed,omitempty" doc:"Last line of a push's success."`
 	Error   *Problem `json:"error,omitempty" doc:"Last line of a failure."`
 }
 
@@ -242,6 +299,16 @@ type remoteCause string
 
 func (c remoteCause) Error() string { return string(c) }
 
+// InUse is the error for what cannot be removed since others need it.
+func InUse(phase, what string, by []string) *errs.Error {
+	list := by
+	if len(list) > 20 {
+		list = append(slices.Clone(list[:20]), fmt.Sprintf("and %d more", len(by)-20))
+	}
+	names := strings.Join(list, ", ")
+	return errs.New(errs.ImageInUse, phase, "the "+what+" is needed by "+names).With("needed_by", names)
+}
+
 // EdgeCreate is what the apiserver asks an edge for: a spec with everything resolved.
 // It travels in aether/msg.Document.
 type EdgeCreate struct {
@@ -249,6 +316,43 @@ type EdgeCreate struct {
 	IdempotencyKey string `json:"idempotency_key,omitempty"`
 	Spec           Spec   `json:"spec"`
 	Image          *Image `json:"image,omitempty"`
+	ForkOf         string `json:"fork_of,omitempty"`
+}
+
+// EdgeFork is what the apiserver asks an edge for: children of a sandbox, by the ids that
+// they are to have. It travels in aether/msg.Document.
+type EdgeFork struct {
+	ID       string   `json:"id"`
+	Children []string `json:"children"`
+	Lease    Seconds  `json:"lease_s,omitempty"`
+	LeaveOut []string `json:"leave_out,omitempty"`
+}
+
+// EdgeSnapshot is what the apiserver asks an edge for. It travels in aether/msg.Document.
+type EdgeSnapshot struct {
+	ID       string       `json:"id"`
+	LeaveOut []string     `json:"leave_out,omitempty"`
+	Plain    bool         `json:"plain,omitempty"` // an image that belongs to no lineage
+	Config   *ImageConfig `json:"config,omitempty"`
+}
+
+// EdgePush is what the apiserver asks an edge for. It travels in aether/msg.Document.
+type EdgePush struct {
+	Image   Image           `json:"image"`
+	Request RegistryRequest `json:"request"`
+}
+
+// Formats of an export.
+const (
+	ExportDocker   = "docker"   // a docker-archive that is an OCI layout too, with Docker's media types
+	ExportOCI      = "oci"      // the same with OCI's
+	ExportSnapshot = "snapshot" // the layers as they are, for another cluster
+)
+
+// EdgeExport is what the apiserver asks an edge for. It travels in aether/msg.Document.
+type EdgeExport struct {
+	Image  Image  `json:"image"`
+	Format string `json:"format"`
 }
 
 // EdgeEvent is one line of an edge's watch stream. Reset says that what the edge

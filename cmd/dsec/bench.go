@@ -26,8 +26,13 @@ type benchFlags struct {
 	hold              bool
 	line, dir         string
 	settle            time.Duration
+	sizes             []string
+	children          int
 	connections       int
 	peerable          bool
+	ownImage          bool
+	busybox           string
+	archives          []string
 }
 
 func (a *app) benchCmd() *cobra.Command {
@@ -47,6 +52,9 @@ is killed, what it made ends within five minutes. With
 		a.benchVerb("session", "Commands in persistent shell sessions", 10000, a.benchSession),
 		a.benchVerb("files", "A file up and down again", 1, a.benchFiles),
 		a.benchVerb("stream", "A command's stdout to this process", 1, a.benchStream),
+		a.benchVerb("snapshot", "Snapshots of sandboxes that changed much, a second after little, and creates from them", 3, a.benchSnapshot),
+		a.benchVerb("fork", "A sandbox into many", 3, a.benchFork),
+		a.benchVerb("image", "An image of its own: import, first command of a cold one, alone and many at once, reads", 3, a.benchImage),
 		a.benchVerb("memory", "What an idle sandbox costs this machine, kernel included (overstated below 500)", 100, a.benchMemory),
 	)
 	return cmd
@@ -68,7 +76,10 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 	}
 	f := cmd.Flags()
 	b.sf.flags = f
-	f.StringVar(&b.image, "image", "", "image of the sandboxes")
+	if name != "image" {
+		f.StringVar(&b.image, "image", "", "image of the sandboxes")
+	}
+	b.ownImage = name == "image"
 	f.StringVar(&b.sf.backend, "backend", "", "kind of isolation (default container)")
 	f.Var(&b.sf.memory, "memory", "memory limit of each sandbox (default 512MiB)")
 	f.Var(&b.sf.cpu, "cpu", "CPU limit of each sandbox (default 1)")
@@ -93,11 +104,29 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 	case "stream":
 		cmd.Long = "Stream measures the stdout of 'head -c SIZE /dev/zero'; every byte is counted. The image's\n" +
 			"head counts too: GNU's writes large pieces, busybox's small ones and is the limit itself."
+	case "snapshot":
+		f.StringSliceVar(&b.sizes, "sizes", []string{"10MiB", "100MiB", "1000MiB"}, "how much the sandboxes change, each")
+	case "fork":
+		b.size = 100 << 20
+		f.Var(&b.size, "size", "how much the sandbox changes before")
+		f.IntVar(&b.children, "children", 16, "how many children of each fork")
+	case "image":
+		b.size, b.parallel = 1<<30, 64
+		f.Lookup("parallel").DefValue = "64"
+		f.Var(&b.size, "size", "bytes of the image")
+		f.StringVar(&b.busybox, "busybox", "/bin/busybox", "static busybox of this machine, for the image's programs")
+		f.StringArrayVar(&b.archives, "archive", nil, "compressed image whose size in the store is measured; may be repeated")
+		cmd.Long = `Image makes an image of files of which half does not compress, starts it --count times where
+nothing of it is on the node, and then --parallel at once: a create and a command that
+reads 5 % of the files. Then it reads what is there, and as much of a plain file. Start the
+server with --store-rate for a store at a distance. With --archive it compares what compressed
+images take in the store with their own sizes.`
+		cmd.Example = "  dsec up --detach --store-rate 50MB && dsec bench image\n  dsec bench image --archive python.tar.gz --archive node.tar.gz"
 	case "memory":
 		b.settle = 3 * time.Second
 		f.Var(newDuration(&b.settle), "settle", "wait before memory is read")
 	}
-	if name != "memory" {
+	if name != "memory" && name != "image" {
 		f.Var(newDuration(&b.duration), "duration", "go on for this time instead of --count")
 	}
 	if b.peerable {
@@ -105,7 +134,9 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 		f.StringVar(&b.peerImage, "peer-image", "", "its image (default the same name)")
 		f.StringVar(&b.socket, "peer-socket", peers.DockerSocket, "its socket")
 	}
-	cmd.RegisterFlagCompletionFunc("image", a.completeImages(-1))
+	if !b.ownImage {
+		cmd.RegisterFlagCompletionFunc("image", a.completeImages(-1))
+	}
 	return cmd
 }
 
@@ -114,7 +145,7 @@ func (a *app) benchRun(ctx context.Context, b *benchFlags, run benchRun) error {
 	switch {
 	case b.parallel < 1 || b.count < 1 || b.duration < 0 || b.connections < 1:
 		return usagef("--count, --parallel, --connections must be at least 1, --duration not negative")
-	case b.image == "" && b.sf.backend != "hollow":
+	case b.image == "" && b.sf.backend != "hollow" && !b.ownImage:
 		return usagef("--image is missing; 'dsec image ls' lists what there is")
 	case b.peer != "" && b.peer != "docker":
 		return usagef("--peer %q: only docker is known", b.peer)
@@ -204,11 +235,34 @@ func (a *app) benchStream(ctx context.Context, b *benchFlags, d bench.DSec, l be
 	return one(bench.Stream(ctx, d, l, int64(b.size)))
 }
 
+func (a *app) benchImage(ctx context.Context, b *benchFlags, d bench.DSec, l bench.Load) ([]bench.Result, error) {
+	return bench.Image(ctx, d, bench.ImageOptions{Size: int64(b.size), Busybox: b.busybox, Parallel: l.Parallel, Repeat: l.N, Archives: b.archives})
+}
+
 func (a *app) benchMemory(ctx context.Context, b *benchFlags, d bench.DSec, l bench.Load) ([]bench.Result, error) {
 	if !d.Client.Local() {
 		return nil, usagef("memory is read from this machine; %s is another one", d.Client.URL())
 	}
 	return one(bench.Memory(ctx, d, l.N, l.Parallel, b.settle))
+}
+
+func (a *app) benchSnapshot(ctx context.Context, b *benchFlags, d bench.DSec, l bench.Load) ([]bench.Result, error) {
+	var sizes []int64
+	for _, s := range b.sizes {
+		n, err := parseBytes(s)
+		if err != nil {
+			return nil, err
+		}
+		sizes = append(sizes, n)
+	}
+	return bench.Snapshot(ctx, d, l, sizes)
+}
+
+func (a *app) benchFork(ctx context.Context, b *benchFlags, d bench.DSec, l bench.Load) ([]bench.Result, error) {
+	if b.children < 1 || b.children > 1000 {
+		return nil, usagef("--children %d: it must be 1 to 1000", b.children)
+	}
+	return one(bench.Fork(ctx, d, l, int64(b.size), b.children))
 }
 
 func one(r bench.Result, err error) ([]bench.Result, error) {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"iter"
 
 	"github.com/spf13/cobra"
 
@@ -100,11 +101,16 @@ func (a *app) removeUnknown(ctx context.Context, sb *client.Sandbox) {
 }
 
 func (a *app) createMany(cmd *cobra.Command, c *client.Client, spec v1.Spec, count int, asJSON bool) error {
-	bar := a.progress("create", int64(count), false)
+	return a.printMade(cmd.Context(), "create", c.CreateMany(cmd.Context(), spec, count), count, asJSON)
+}
+
+// printMade prints each of count sandboxes as it is made. The error says how many were not.
+func (a *app) printMade(ctx context.Context, what string, made iter.Seq2[*client.Sandbox, error], count int, asJSON bool) error {
+	bar := a.progress(what, int64(count), false)
 	defer bar.end()
 	var first, unprinted error
 	n, bad := 0, 0
-	for sb, err := range c.CreateMany(cmd.Context(), spec, count) {
+	for sb, err := range made {
 		n++
 		bar.set(int64(n))
 		if err != nil {
@@ -123,12 +129,15 @@ func (a *app) createMany(cmd *cobra.Command, c *client.Client, spec v1.Spec, cou
 			unprinted = a.created(sb, asJSON)
 		}
 		if unprinted != nil {
-			a.removeUnknown(cmd.Context(), sb)
+			a.removeUnknown(ctx, sb)
 		}
 	}
 	bar.end()
 	if unprinted != nil {
 		return unprinted
+	}
+	if bad > 0 && count == 1 {
+		return first
 	}
 	if bad > 0 {
 		return fmt.Errorf("%d of %d sandboxes were not created; the first: %w", bad, count, first)

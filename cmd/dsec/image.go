@@ -15,10 +15,11 @@ import (
 
 func (a *app) imageCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "image", Short: "Import, build and look at images", Args: cobra.NoArgs, RunE: needVerb,
+		Use: "image", Short: "Import, pull, build and look at images", Args: cobra.NoArgs, RunE: needVerb,
 		Example: "  dsec image import debian ./debian.tar\n  dsec image build debian -f images/debian-python/recipe.yaml\n  dsec image ls",
 	}
-	cmd.AddCommand(a.imageImportCmd(), a.imageBuildCmd(), a.imageExportCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd())
+	cmd.AddCommand(a.imageImportCmd(), a.imagePullCmd(), a.imagePushCmd(), a.imageExportCmd(), a.imageBuildCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd(),
+		a.imageDuCmd(), a.imageWarmCmd(), a.imageEvictCmd(), a.imageGCCmd())
 	return cmd
 }
 
@@ -87,9 +88,10 @@ func (a *app) imported(img *client.Image, asJSON bool) error {
 }
 
 func (a *app) imageLsCmd() *cobra.Command {
-	var asJSON, quiet, wide bool
+	var asJSON, quiet, wide, all bool
 	cmd := &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List images", Example: "  dsec image ls\n  dsec image ls --wide\n  dsec image rm $(dsec image ls -q)", Args: cobra.NoArgs,
+		Long: "List images. Snapshots are images too: 'dsec snapshot ls' shows them, or --all.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -98,6 +100,9 @@ func (a *app) imageLsCmd() *cobra.Command {
 			images, err := c.Images(cmd.Context())
 			if err != nil {
 				return err
+			}
+			if !all {
+				images = slices.DeleteFunc(images, func(img client.Image) bool { return strings.HasPrefix(img.Name, v1.SnapshotPrefix) })
 			}
 			switch {
 			case asJSON:
@@ -132,6 +137,7 @@ func (a *app) imageLsCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&wide, "wide", false, "more columns: files, what is stored, layers, user, command")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
+	cmd.Flags().BoolVar(&all, "all", false, "snapshots too")
 	return cmd
 }
 
@@ -164,22 +170,38 @@ func (a *app) imageInspectCmd() *cobra.Command {
 			if asJSON {
 				return a.json(img)
 			}
-			rows := [][]string{
-				{"name", orDash(img.Name)}, {"digest", img.Digest}, {"created", stamp(img.CreatedAt, time.Now())},
-				{"files", fmt.Sprint(img.Files)}, {"size", size(img.Bytes)},
-				{"command", orDash(strings.Join(append(img.Config.Entrypoint, img.Config.Cmd...), " "))},
-				{"user, directory", orDash(img.Config.User) + ", " + orDash(img.Config.WorkDir)},
-				{"environment", orDash(strings.Join(img.Config.Env, " "))}, {"labels", pairs(img.Config.Labels)},
-			}
-			for i, l := range img.Layers {
-				rows = append(rows, []string{fmt.Sprintf("layer %d", i), fmt.Sprintf("%s, metadata %s %s, data %s %s",
-					l.Kind, shortDigest(l.MetaDigest), size(l.MetaBytes), orDash(shortDigest(l.DataDigest)), size(l.DataBytes))})
-			}
-			return table(a.stdout, nil, rows)
+			return a.printImage(img)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// printImage shows an image as a table.
+func (a *app) printImage(img *client.Image) error {
+	rows := [][]string{
+		{"name", orDash(img.Name)}, {"digest", img.Digest}, {"created", stamp(img.CreatedAt, time.Now())},
+		{"files", fmt.Sprint(img.Files)}, {"size", size(img.Bytes)},
+		{"command", orDash(strings.Join(append(img.Config.Entrypoint, img.Config.Cmd...), " "))},
+		{"user, directory", orDash(img.Config.User) + ", " + orDash(img.Config.WorkDir)},
+		{"environment", orDash(strings.Join(img.Config.Env, " "))}, {"labels", pairs(img.Config.Labels)},
+	}
+	if s := img.Snapshot; s != nil {
+		rows = append(rows,
+			[]string{"snapshot of", s.Source}, []string{"made on", strings.Join(s.Parents, " ")},
+			[]string{"changed", fmt.Sprintf("%d names, %s", s.Entries, size(s.Bytes))}, []string{"sandbox's labels", pairs(s.Labels)})
+		if s.Omitted > 0 {
+			rows = append(rows, []string{"left out", fmt.Sprintf("%d: %s", s.Omitted, strings.Join(s.LeftOut, " "))})
+		}
+		for _, n := range s.Notes {
+			rows = append(rows, []string{"note", n})
+		}
+	}
+	for i, l := range img.Layers {
+		rows = append(rows, []string{fmt.Sprintf("layer %d", i), fmt.Sprintf("%s, metadata %s %s, data %s %s",
+			l.Kind, shortDigest(l.MetaDigest), size(l.MetaBytes), orDash(shortDigest(l.DataDigest)), size(l.DataBytes))})
+	}
+	return table(a.stdout, nil, rows)
 }
 
 func (a *app) imageRmCmd() *cobra.Command {

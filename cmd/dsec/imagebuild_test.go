@@ -21,7 +21,7 @@ func TestImageBuild(t *testing.T) {
 	if err := os.WriteFile(recipe, []byte("from: scratch\nenv: {A: b}\nworkdir: /w\nsteps:\n  - copy: {src: f, dest: /w/f}\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	img := into[v1.Image](t, c.ok("image", "build", "built", "-f", recipe, "--json"))
+	img := into[v1.Image](t, c.ok("image", "build", "--steps", "host", "built", "-f", recipe, "--json"))
 	if img.Name != "built" || img.Files != 3 || img.Config.Labels["format"] != "docker-archive" {
 		t.Errorf("%+v", img)
 	}

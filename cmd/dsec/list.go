@@ -278,6 +278,20 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 	if s.Lease > 0 {
 		rows = append(rows, []string{"lease", s.Lease.Duration().String()})
 	}
+	var here, read, fetched, failed int64
+	for _, l := range sb.Layers {
+		here += l.CachedBytes
+		read += l.ReadBytes
+		fetched += l.FetchedBytes
+		failed += l.FailedReads
+	}
+	if len(sb.Layers) > 0 {
+		what := fmt.Sprintf("%s on the node; by all its sandboxes %s read, %s fetched", size(here), size(read), size(fetched))
+		if failed > 0 {
+			what += fmt.Sprintf(", %d reads failed", failed)
+		}
+		rows = append(rows, []string{"image data", what})
+	}
 	if u := sb.Usage; u != nil {
 		rows = append(rows, [][]string{
 			{"cpu used", fmt.Sprintf("%.2f s", u.CPUSeconds)},

@@ -61,6 +61,9 @@ same data directory takes them over. 'dsec down' removes them.`,
 			if !listenable(f.opts.Listen) {
 				return usagef("--listen %q: write HOST:PORT or unix:/path", f.opts.Listen)
 			}
+			if err := f.checkStore(); err != nil {
+				return err
+			}
 			f.listen = cmd.Flags().Changed("listen")
 			if socket, ok := strings.CutPrefix(f.opts.Listen, "unix:"); ok { // others look for it from elsewhere
 				path, err := filepath.Abs(socket)
@@ -97,9 +100,35 @@ same data directory takes them over. 'dsec down' removes them.`,
 		*p = def
 		fl.Var((*bytesValue)(p), name, usage)
 	}
+	fl.StringVar(&f.opts.Objects.Store, "store", "", "where images are kept: a directory or s3://BUCKET/PREFIX (default DATA/store)")
+	fl.StringVar(&f.opts.Objects.Endpoint, "store-endpoint", "", "URL of the S3 service; keys are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+	fl.StringVar(&f.opts.Objects.Region, "store-region", "", "region of the S3 service (default us-east-1)")
+	fl.DurationVar(&f.opts.Objects.Latency, "store-latency", 0, "delay each operation of the store, for tests")
+	size(&f.opts.Objects.Rate, "store-rate", 0, "bytes per second that pass to and from the store, for tests (default no limit)")
+	size(&f.opts.ImageCache, "image-cache", 0, "image data that this machine keeps of the store (default no limit)")
 	size(&f.opts.ReserveMemory, "reserve-memory", up.DefaultReserveMemory, "memory that must be free for another sandbox to be admitted")
 	size(&f.opts.ReserveDisk, "reserve-disk", up.DefaultReserveDisk, "disk that must be free for another sandbox to be admitted")
 	return c
+}
+
+// checkStore looks at what the flags say of the object store, and makes its directory
+// absolute.
+func (f *upFlags) checkStore() (err error) {
+	o := &f.opts.Objects
+	bucket, s3 := strings.CutPrefix(o.Store, "s3://")
+	switch {
+	case s3 && (bucket == "" || bucket[0] == '/'):
+		return usagef("--store %q: write s3://BUCKET or s3://BUCKET/PREFIX", o.Store)
+	case s3 && o.Endpoint == "":
+		return usagef("--store %s: --store-endpoint says where the service is", o.Store)
+	case !s3 && (o.Endpoint != "" || o.Region != ""):
+		return usagef("--store-endpoint and --store-region are for --store s3://BUCKET")
+	case !s3 && strings.Contains(o.Store, "://"):
+		return usagef("--store %q: write a directory or s3://BUCKET/PREFIX", o.Store)
+	case !s3 && o.Store != "":
+		o.Store, err = filepath.Abs(o.Store)
+	}
+	return err
 }
 
 func (a *app) up(ctx context.Context, f *upFlags) error {
@@ -125,6 +154,7 @@ func (a *app) up(ctx context.Context, f *upFlags) error {
 		}
 		f.opts.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	}
+	f.opts.Objects.AccessKey, f.opts.Objects.SecretKey = os.Getenv("AWS_ACCESS_KEY_ID"), os.Getenv("AWS_SECRET_ACCESS_KEY")
 	if f.opts.Guest, err = bin.Guest(); err != nil {
 		return err
 	}
@@ -286,6 +316,8 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 	args := []string{"up", "--data", data, "--listen", f.opts.Listen, "--log-level", f.level, "--slots", fmt.Sprint(f.opts.Slots),
 		"--cpu-overcommit", fmt.Sprint(f.opts.CPUOvercommit), "--memory-overcommit", fmt.Sprint(f.opts.MemoryOvercommit),
 		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk)}
+	args = append(args, "--store", f.opts.Objects.Store, "--store-endpoint", f.opts.Objects.Endpoint, "--store-region", f.opts.Objects.Region,
+		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache))
 	if f.insecure {
 		args = append(args, "--insecure")
 	}
@@ -358,6 +390,14 @@ identity stay. With --keep, sandboxes go on running for the next 'dsec up' to ta
 	c.Flags().BoolVar(&keep, "keep", false, "leave the sandboxes running")
 	c.Flags().BoolVar(&asJSON, "json", false, "print what was done as JSON")
 	return c
+}
+
+// keeperCmd is what the server runs to have its descriptors held beyond its death.
+func (a *app) keeperCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "keeper", Hidden: true, DisableFlagParsing: true,
+		Run: func(_ *cobra.Command, args []string) { os.Exit(up.Keeper(args)) },
+	}
 }
 
 func (a *app) down(ctx context.Context, data string, keep, asJSON bool) error {

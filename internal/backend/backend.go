@@ -7,10 +7,13 @@ package backend
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"net"
 	"time"
 
 	v1 "dsec/api/v1"
+	"dsec/internal/image/layer"
+	"dsec/internal/snapshot"
 )
 
 // Spec is one sandbox to run, with everything resolved.
@@ -82,6 +85,25 @@ type Instance interface {
 type OOMCounter interface {
 	// OOMKills counts the sandbox's processes that its memory limit has killed. It is cheap.
 	OOMKills() (int64, error)
+}
+
+// Packer is implemented by instances whose changes can be packed into a layer.
+type Packer interface {
+	// Pack writes what the sandbox changed of its image as one more layer. The sandbox
+	// stands still meanwhile, for a minute at most, and runs on whatever comes of it.
+	// Errors: those of snapshot.Pack and freeze.Group.Freeze.
+	Pack(ctx context.Context, o PackOptions) (layer.Result, snapshot.Manifest, error)
+}
+
+// PackOptions of a Pack.
+type PackOptions struct {
+	Data     layer.Blob
+	Meta     io.Writer
+	LeaveOut []string // patterns, as of snapshot.Options
+	// Since and Next are those of snapshot.Options: with Since the layer has what changed
+	// since that pack, and goes on top of its layer.
+	Since, Next *snapshot.Seen
+	Progress    func(bytes, entries int64)
 }
 
 // StepReport is told the name and duration of each finished step.

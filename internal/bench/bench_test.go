@@ -111,6 +111,36 @@ func TestExecSession(t *testing.T) {
 	clean(t, s)
 }
 
+// What is measured is each thing apart, and all of it goes: sandboxes and snapshots.
+func TestSnapshotFork(t *testing.T) {
+	t.Parallel()
+	s, d := dsec(t)
+	res, err := bench.Snapshot(t.Context(), d, bench.Load{N: 2, Parallel: 3}, []int64{1 << 20, 2 << 20})
+	if err != nil || len(res) != 7 {
+		t.Fatal(res, err)
+	}
+	for i, name := range []string{"create", "snapshot of 1 MiB", "second, 1 MiB on 1 MiB", "create from 1 MiB", "snapshot of 2 MiB", "second, 1 MiB on 2 MiB", "create from 2 MiB"} {
+		if res[i].Name == "snapshot of 1 MiB" || res[i].Name == "snapshot of 2 MiB" {
+			res[i].RatePerS = float64(res[i].OK) / res[i].Seconds
+		}
+		check(t, res[i], name, 2, 0)
+	}
+	r, err := bench.Fork(t.Context(), d, bench.Load{N: 2, Parallel: 1}, 1<<20, 4)
+	if err != nil || r.Extra["children"] != 4 {
+		t.Fatal(r, err)
+	}
+	check(t, r, "fork x4", 2, 0)
+	s.Fail("one of batch", 1, errs.New(errs.NodeFull, "edge.admit", "full"))
+	if r, err = bench.Fork(t.Context(), d, bench.Load{N: 2, Parallel: 1}, 1<<20, 4); err != nil {
+		t.Fatal(err)
+	}
+	check(t, r, "fork x4", 2, 1)
+	clean(t, s)
+	if left, err := d.Client.Snapshots(t.Context()); err != nil || len(left) != 0 {
+		t.Errorf("snapshots left: %v, %v", left, err)
+	}
+}
+
 func TestDuration(t *testing.T) {
 	t.Parallel()
 	s, d := dsec(t)

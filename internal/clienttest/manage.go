@@ -80,6 +80,55 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) error {
+	var req v1.SnapshotRequest
+	if err := body(r, &req); err != nil {
+		return err
+	}
+	b, err := s.find(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	name := v1.SnapshotPrefix + req.Name
+	if req.Name == "" {
+		name = fmt.Sprintf("%smade-%d", v1.SnapshotPrefix, len(s.images))
+	}
+	if req.Image != "" {
+		name = req.Image
+	}
+	img := v1.Image{Name: name, Digest: fmt.Sprintf("sha256:%064x", len(s.images)), CreatedAt: time.Now(), Snapshot: &v1.Snapshot{Source: b.info.ID}}
+	s.images[name] = img
+	s.mu.Unlock()
+	line(w, v1.ImageProgress{Phase: "pack", Done: 1})
+	line(w, v1.ImageProgress{Phase: "commit", Image: &img})
+	return nil
+}
+
+func (s *Server) listSnapshots(w http.ResponseWriter, _ *http.Request) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := v1.ImageList{Items: []v1.Image{}}
+	for _, img := range s.images {
+		if img.Snapshot != nil {
+			l.Items = append(l.Items, img)
+		}
+	}
+	return answer(w, http.StatusOK, l)
+}
+
+func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request) error {
+	name := v1.SnapshotPrefix + r.PathValue("name")
+	if _, err := s.image(name); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	delete(s.images, name)
+	s.mu.Unlock()
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
 func (s *Server) theNode() v1.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()

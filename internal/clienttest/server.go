@@ -91,6 +91,8 @@ func start(dir string) *Server {
 		"GET /v1/sandboxes/{id}": s.get, "DELETE /v1/sandboxes/{id}": s.remove, "POST /v1/sandboxes/{id}/renew": s.renew, "POST /v1/sandboxes/delete": s.removeMany,
 		"GET /v1/events": s.watch, "POST /v1/images": s.importImage, "GET /v1/images": s.listImages,
 		"GET /v1/images/{name...}": s.getImage, "DELETE /v1/images/{name...}": s.removeImage,
+		"POST /v1/sandboxes/{id}/snapshot": s.snapshot, "POST /v1/sandboxes/{id}/fork": s.fork,
+		"GET /v1/snapshots": s.listSnapshots, "DELETE /v1/snapshots/{name}": s.removeSnapshot,
 		"GET /v1/nodes": s.nodes, "GET /v1/nodes/{id}": s.node,
 		"POST /v1/tokens": s.createToken, "GET /v1/tokens": s.listTokens, "DELETE /v1/tokens/{id}": s.removeToken,
 		"GET /v1/health": s.health, "GET /metrics": s.metrics, "GET /v1/aether": s.upgrade,
@@ -292,6 +294,32 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return answer(w, http.StatusCreated, sb)
+}
+
+// fork makes children of a sandbox: some fail if that was asked for with Fail("one of batch").
+func (s *Server) fork(w http.ResponseWriter, r *http.Request) error {
+	var req v1.ForkRequest
+	if err := body(r, &req); err != nil {
+		return err
+	}
+	source, err := s.find(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	for range req.Count {
+		var res v1.CreateResult
+		err := s.failure("one of batch")
+		if err == nil {
+			var sb v1.Sandbox
+			if sb, err = s.make(source.info.Spec, ""); err == nil {
+				sb.ForkOf = source.info.ID
+				res.Sandbox = &sb
+			}
+		}
+		res.Error = v1.ProblemOf(err)
+		line(w, res)
+	}
+	return nil
 }
 
 func (s *Server) createMany(w http.ResponseWriter, r *http.Request) error {

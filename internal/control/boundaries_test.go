@@ -7,7 +7,7 @@ import (
 )
 
 // The control plane drives edges over the network only, and what lies below it must not
-// know of it.
+// know of it. Of images it knows the object store and what is in it, to collect garbage.
 func TestImportBoundaries(t *testing.T) {
 	t.Parallel()
 	deps := func(pkg string) []string {
@@ -18,7 +18,8 @@ func TestImportBoundaries(t *testing.T) {
 		return strings.Fields(string(out))
 	}
 	for pkg, forbidden := range map[string][]string{
-		"dsec/internal/control":           {"dsec/internal/edge", "dsec/internal/backend", "dsec/internal/guest", "dsec/internal/image", "dsec/client", "dsec/cmd"},
+		"dsec/internal/control": {"dsec/internal/edge", "dsec/internal/backend", "dsec/internal/guest", "dsec/client", "dsec/cmd",
+			"dsec/internal/image/layer", "dsec/internal/image/lazy", "dsec/internal/image/store", "dsec/internal/image/source"},
 		"dsec/internal/control/placement": {"dsec/aether", "net/http", "go.etcd.io"},
 		"dsec/internal/control/watcher":   {"dsec/aether", "net/http", "go.etcd.io"},
 		"dsec/internal/control/iam":       {"dsec/aether", "net/http", "go.etcd.io"},

@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -41,6 +43,7 @@ type Config struct {
 	Endpoints []string // of an external etcd, instead of the embedded one
 	StoreTLS  *tls.Config
 	Store     store.Store // instead of either; the caller closes it
+	Objects   Objects     // where images are; without a Store nothing is collected or measured
 
 	TLS     *tls.Config // of the apiserver; nil: plain HTTP
 	EdgeTLS *tls.Config // towards edges reached over TCP; nil: plain
@@ -96,6 +99,11 @@ func (c *Control) start(ctx context.Context) error {
 	if err := c.openStore(ctx); err != nil {
 		return err
 	}
+	if o := c.cfg.Objects; o.Store != nil {
+		if err := bind(ctx, c.store, o.Store, o.Name, o.Own, fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64())); err != nil {
+			return err
+		}
+	}
 	key, err := c.store.SigningKey(ctx)
 	if err != nil {
 		return err
@@ -108,6 +116,7 @@ func (c *Control) start(ctx context.Context) error {
 	c.registry = watcher.NewRegistry(c.cfg.Watcher)
 	c.pool = edges.New(edges.Config{Token: edgeToken(signer), Agent: "dsec apiserver " + c.cfg.Version, TLS: c.cfg.EdgeTLS, Log: c.cfg.Log})
 	c.api = apiserver.New(apiserver.Config{
+		Objects: c.cfg.Objects.Store, ObjectsBehind: c.cfg.Objects.Behind,
 		Images: c.store, Claims: c.store, Ping: c.store.Ping, IAM: access, Registry: c.registry, Edges: c.pool, Signer: signer,
 		Metrics: c.cfg.Metrics, Log: c.cfg.Log, Version: c.cfg.Version, TLS: c.cfg.TLS, StreamTimeout: c.cfg.StreamTimeout, BodyTimeout: c.cfg.BodyTimeout,
 		UploadTimeout: c.cfg.UploadTimeout, Imports: c.cfg.Imports, TokenConns: c.cfg.TokenConns, TokenStreams: c.cfg.TokenStreams,

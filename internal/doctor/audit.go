@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"dsec/internal/backend/container/cgroup"
+	"dsec/internal/keeper"
 )
 
 // Owner says to whom an Item belongs.
@@ -98,6 +99,9 @@ func Run(n Node) (a *Audit, err error) {
 	}
 	for _, g := range groups {
 		add("cgroup", g, sandboxOf(g), g)
+	}
+	if err := keepers(add); err != nil {
+		return nil, err
 	}
 	if err := processes(owner, add); err != nil {
 		return nil, err
@@ -277,6 +281,15 @@ func processes(owner map[int]string, add func(kind, name, sandbox, where string)
 				namespaces[ns] = true
 				add("namespace", ns, id, group)
 			}
+		}
+	})
+}
+
+// keepers finds the processes that hold descriptors for a node, by their command line.
+func keepers(add func(kind, name, sandbox, where string)) error {
+	return each(func(_ int, pid string) {
+		if dir := keeper.DirOf(pid); dir != "" {
+			add("process", pid, "", filepath.Dir(dir))
 		}
 	})
 }

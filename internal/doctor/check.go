@@ -18,6 +18,8 @@ import (
 	"dsec/internal/backend/container"
 	"dsec/internal/backend/container/scratch"
 	"dsec/internal/image"
+	"dsec/internal/image/lazy"
+	"dsec/internal/image/object"
 	imagestore "dsec/internal/image/store"
 )
 
@@ -72,6 +74,8 @@ func Checks(ctx context.Context, dataDir string, guest []byte, sandboxes int) []
 		return out
 	}
 	defer os.RemoveAll(tmp)
+	mode, err := loading(tmp)
+	add("images on demand", Fail, "use a kernel ≥ 6.14, or ≥ 6.9 with FUSE", mode, err)
 	img, store, err := tryImage(ctx, tmp)
 	add("EROFS from a file", Fail, "use a kernel ≥ 6.12 with CONFIG_EROFS_FS_BACKED_BY_FILE", "mounted without a loop device", err)
 	if err == nil {
@@ -161,20 +165,36 @@ func readNumber(path string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 }
 
+// loading says how data of images can be loaded when it is read, and why not otherwise.
+func loading(dir string) (string, error) {
+	r := lazy.Probe(dir)
+	switch r.Mode {
+	case lazy.Fanotify:
+		return "fanotify: readers of the file itself wait", nil
+	case lazy.FUSE:
+		return fmt.Sprintf("FUSE; not fanotify: %v", r.Fanotify), nil
+	}
+	return "", fmt.Errorf("neither way works: fanotify: %w; FUSE: %w", r.Fanotify, r.FUSE)
+}
+
 // tryImage imports and mounts an empty image.
 func tryImage(ctx context.Context, tmp string) (image.Image, *imagestore.Store, error) {
 	root := filepath.Join(tmp, "root")
 	if err := os.Mkdir(root, 0o755); err != nil {
 		return image.Image{}, nil, err
 	}
-	store, err := imagestore.Open(filepath.Join(tmp, "images"), imagestore.Options{})
+	objects, err := object.OpenDir(ctx, filepath.Join(tmp, "store"))
+	if err != nil {
+		return image.Image{}, nil, err
+	}
+	store, err := imagestore.Open(ctx, filepath.Join(tmp, "images"), imagestore.Options{Objects: objects})
 	if err != nil {
 		return image.Image{}, nil, err
 	}
 	img, err := store.ImportPath(ctx, root, imagestore.ImportOptions{})
 	if err == nil {
 		var fd int
-		if fd, err = image.Mount(ctx, store.LayerFiles(img.Layers[0])); err == nil {
+		if fd, err = mount(ctx, store, img); err == nil {
 			err = unix.Close(fd)
 		}
 	}
@@ -183,6 +203,16 @@ func tryImage(ctx context.Context, tmp string) (image.Image, *imagestore.Store, 
 		return image.Image{}, nil, err
 	}
 	return img, store, nil
+}
+
+// mount mounts an image of one layer without data.
+func mount(ctx context.Context, store *imagestore.Store, img image.Image) (int, error) {
+	files, release, err := store.Use(ctx, img.Layers[0])
+	if err != nil {
+		return -1, err
+	}
+	defer release()
+	return image.Mount(ctx, files)
 }
 
 // mountedLayer gives out one mount.
@@ -195,7 +225,7 @@ func (m mountedLayer) Acquire(context.Context, *v1.Image) ([]int, func(), error)
 
 // tryContainer runs one real sandbox and removes it.
 func tryContainer(ctx context.Context, tmp string, guest []byte, store *imagestore.Store, img image.Image) (detail string, err error) {
-	fd, err := image.Mount(ctx, store.LayerFiles(img.Layers[0]))
+	fd, err := mount(ctx, store, img)
 	if err != nil {
 		return "", err
 	}

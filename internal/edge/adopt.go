@@ -54,7 +54,7 @@ func (e *Edge) recover(ctx context.Context) error {
 			}
 		}
 	}
-	return nil
+	return e.dropTemporaries(ctx)
 }
 
 func (e *Edge) recoverOne(ctx context.Context, rec record) {
@@ -78,7 +78,7 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 		drop("its create never finished")
 		return
 	}
-	s := &sandbox{backend: b, image: rec.Image, need: demand(&v.Spec), created: make(chan struct{}), removed: make(chan struct{}), view: v, cancel: func() {}}
+	s := newSandbox(b, rec.Image, demand(&v.Spec), v)
 	e.mu.Lock()
 	e.sandboxes[v.ID] = s
 	if v.IdempotencyKey != "" {

@@ -34,10 +34,8 @@ func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, er
 		return v1.Sandbox{}, errs.New(errs.UnknownBackend, "edge.create", "this node has no usable backend "+string(req.Spec.Backend)).With("backend", string(req.Spec.Backend))
 	}
 	if req.Image != nil {
-		for _, d := range req.Image.Digests() {
-			if err := e.cfg.Images.Find(d); err != nil {
-				return v1.Sandbox{}, err
-			}
+		if err := e.cfg.Images.Ready(req.Image); err != nil {
+			return v1.Sandbox{}, err
 		}
 	}
 
@@ -59,14 +57,13 @@ func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, er
 func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend) (s *sandbox, existing bool, err error) {
 	need := demand(&req.Spec)
 	now := e.cfg.Now()
-	s = &sandbox{backend: b, image: req.Image, need: need, created: make(chan struct{}), removed: make(chan struct{})}
+	s = newSandbox(b, req.Image, need, v1.Sandbox{
+		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, ForkOf: req.ForkOf, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
+		Steps: map[string]float64{},
+	})
 	// The create outlives no caller: who went away would never learn of the sandbox.
 	var cctx context.Context
 	cctx, s.cancel = context.WithCancel(ctx)
-	s.view = v1.Sandbox{
-		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
-		Steps: map[string]float64{},
-	}
 	if req.Image != nil {
 		s.view.ImageDigest, s.view.Parts = req.Image.Digest, req.Image.Parts
 	}
@@ -153,6 +150,7 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 // undoCreate removes a sandbox whose create failed or was overtaken by its removal.
 func (e *Edge) undoCreate(s *sandbox) {
 	v := s.snapshot()
+	s.stopPacks()
 	s.release(nil)
 	err := e.erase(context.Background(), s.backend, v.ID)
 	if errors.Is(err, errs.ShuttingDown) { // its record says creating: the next start ends it
@@ -230,6 +228,7 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 		return
 	}
 	e.cfg.Log.Warn("sandbox died", "sandbox", instance.ID(), "cause", cause)
+	s.stopPacks()
 	s.release(cause)
 	if err := e.erase(context.Background(), s.backend, instance.ID()); err != nil {
 		e.cfg.Log.Error("clean up a dead sandbox", "sandbox", instance.ID(), "err", err)

@@ -76,6 +76,7 @@ func (e *Edge) finishRemoval(ctx context.Context, s *sandbox) error {
 		return errs.New(errs.DeadlineExceeded, "edge.remove", "the create that was under way does not end")
 	}
 	v := s.snapshot()
+	s.stopPacks()
 	s.release(goneNow(v))
 	if err := e.erase(ctx, s.backend, v.ID); err != nil {
 		// Still stopping: the reconciler and the next removal try again.
@@ -124,6 +125,8 @@ func (e *Edge) forget(s *sandbox) {
 	e.mu.Unlock()
 	s.unlimit()
 	e.giveBack(s)
+	e.forgetPack(s)
+	e.dropTemporary(s.image)
 	e.feed.removed(v.ID)
 	close(s.removed)
 }

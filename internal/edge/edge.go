@@ -40,13 +40,34 @@ type Registration interface {
 type Images interface {
 	// Import makes an image of the archive; format is one of the API's, or "auto".
 	Import(ctx context.Context, archive io.Reader, format string, progress func(v1.ImageProgress)) (v1.Image, error)
-	// Export writes the image's root file system as a tar. Errors: those of Find, and w's.
-	Export(ctx context.Context, digest string, w io.Writer) error
 	// Delete removes an image by digest.
 	Delete(ctx context.Context, digest string) error
 	List(ctx context.Context) ([]v1.Image, error)
-	// Find fails if the image cannot be run here: errs.ImageNotFound, ImageCorrupt.
-	Find(digest string) error
+	// Ready fails if the image cannot be run here: errs.ImageNotFound, ImageCorrupt (a
+	// snapshot's layers are not on what they were made on).
+	Ready(img *v1.Image) error
+	// Has tells whether the image was made or used here, and not removed since.
+	Has(digest string) bool
+	// Pull makes an image of a registry's.
+	Pull(ctx context.Context, req v1.RegistryRequest, progress func(v1.ImageProgress)) (v1.Image, error)
+	// Push sends an image to a registry.
+	Push(ctx context.Context, img *v1.Image, req v1.RegistryRequest, progress func(v1.ImageProgress)) (v1.Pushed, error)
+	// Export writes an image in one of the API's formats.
+	Export(ctx context.Context, img *v1.Image, format string, w io.Writer) error
+	// Pack stores a snapshot: the layers of what it is made on and one more. Too long a
+	// chain of layers is flattened. On error nothing is left.
+	Pack(ctx context.Context, p Pack) (v1.Image, error)
+	// Roots are the layers of images made here that the catalogue may not have yet.
+	Roots() ([]v1.Layer, error)
+	// Cache says what is here; with layers, of these and no others.
+	Cache(layers []v1.Layer) v1.ImageCache
+	// Warm fetches what earlier starts of the image read, or all of it, and says whether
+	// that is known.
+	Warm(ctx context.Context, img *v1.Image, all bool, progress func(done, total int64)) (traced bool, err error)
+	// Evict removes what is here of layers that are not in use, and counts those that are.
+	Evict(layers []v1.Layer) (freed int64, inUse int, err error)
+	// Trim removes what is here and not in use of all but some images and layers.
+	Trim(keep v1.EdgeKeep) error
 }
 
 // Config of an Edge.
@@ -101,6 +122,10 @@ type Edge struct {
 	createsOK, createsFailed atomic.Int64
 	creates                  sync.WaitGroup // added to under mu, unless stopping
 
+	packMemory memory
+	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
+	temps      map[string]int // forks under way, by their image's digest
+
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
 	keys      map[string]string // idempotency key → id, of live sandboxes
@@ -148,6 +173,11 @@ func (e *Edge) Close(ctx context.Context) error {
 	}
 	e.endCreates(ctx)
 	close(e.stop)
+	e.mu.Lock()
+	for _, s := range e.sandboxes {
+		s.stop() // no sandbox stays frozen
+	}
+	e.mu.Unlock()
 	var err error
 	if e.server != nil {
 		err = e.server.Shutdown(ctx)

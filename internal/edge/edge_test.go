@@ -46,15 +46,32 @@ func (c *fakeCluster) Superseded() <-chan struct{}    { return c.superseded }
 
 type noImages struct{}
 
-func (noImages) Export(context.Context, string, io.Writer) error {
-	return errs.New(errs.ImageNotFound, "image.export", "there are no images")
-}
 func (noImages) Import(context.Context, io.Reader, string, func(v1.ImageProgress)) (v1.Image, error) {
 	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
 }
 func (noImages) Delete(context.Context, string) error     { return nil }
 func (noImages) List(context.Context) ([]v1.Image, error) { return nil, nil }
-func (noImages) Find(string) error                        { return nil }
+func (noImages) Ready(*v1.Image) error                    { return nil }
+func (noImages) Has(string) bool                          { return false }
+func (noImages) Pull(context.Context, v1.RegistryRequest, func(v1.ImageProgress)) (v1.Image, error) {
+	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
+}
+func (noImages) Push(context.Context, *v1.Image, v1.RegistryRequest, func(v1.ImageProgress)) (v1.Pushed, error) {
+	return v1.Pushed{}, errs.New(errs.NotSupported, "test", "no images")
+}
+func (noImages) Export(context.Context, *v1.Image, string, io.Writer) error {
+	return errs.New(errs.NotSupported, "test", "no images")
+}
+func (noImages) Pack(context.Context, Pack) (v1.Image, error) {
+	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
+}
+func (noImages) Roots() ([]v1.Layer, error)     { return []v1.Layer{{MetaDigest: "own"}}, nil }
+func (noImages) Cache([]v1.Layer) v1.ImageCache { return v1.ImageCache{} }
+func (noImages) Warm(context.Context, *v1.Image, bool, func(done, total int64)) (bool, error) {
+	return false, nil
+}
+func (noImages) Evict([]v1.Layer) (int64, int, error) { return 0, 0, nil }
+func (noImages) Trim(v1.EdgeKeep) error               { return nil }
 
 // bed is a node that edges come and go on.
 type bed struct {

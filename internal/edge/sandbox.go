@@ -32,8 +32,13 @@ type sandbox struct {
 	admitted sync.Once       // done when need was given back
 	create   context.Context // of its create or adoption; ends with the caller or a removal
 	cancel   context.CancelFunc
-	created  chan struct{} // closed when its create, or its adoption, has ended, well or not
-	removed  chan struct{} // closed when nothing of it is left
+	created  chan struct{}   // closed when its create, or its adoption, has ended, well or not
+	removed  chan struct{}   // closed when nothing of it is left
+	packedOn string          // digest of the image that a pack is being made on, with the edge's mu
+	life     context.Context // ends when its removal begins or it died
+	stop     context.CancelFunc
+	packs    chan struct{} // holds a token while the sandbox is packed
+	last     *lastPack     // its last pack, for whoever holds the token
 
 	mu       sync.Mutex
 	view     v1.Sandbox // replaced as a whole; what was given out never changes
@@ -46,6 +51,15 @@ type sandbox struct {
 	unadopted error // why it could not be adopted yet; of who tries only
 
 	dial sync.Mutex // held by whoever connects to the guest
+}
+
+// newSandbox returns a sandbox that lives until stop.
+func newSandbox(b backend.Backend, img *v1.Image, need v1.Resources, view v1.Sandbox) *sandbox {
+	s := &sandbox{
+		backend: b, image: img, need: need, view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
+	}
+	s.life, s.stop = context.WithCancel(context.Background())
+	return s
 }
 
 // snapshot returns what to tell of the sandbox.

@@ -47,16 +47,25 @@ func (e *Edge) handlers() map[string]aether.Handler {
 		}
 	}
 	return map[string]aether.Handler{
-		"sandbox.create": control(aether.Unary(e.serveCreate)),
-		"sandbox.get":    control(aether.Unary(e.serveGet)),
-		"sandbox.renew":  control(aether.Unary(e.serveRenew)),
-		"sandbox.delete": control(aether.Unary(e.serveDelete)),
-		"edge.watch":     control(e.serveWatch),
-		"edge.audit":     control(aether.Unary(e.serveAudit)),
-		"image.import":   control(e.serveImport),
-		"image.export":   control(e.serveExport),
-		"image.delete":   control(aether.Unary(e.serveImageDelete)),
-		"image.list":     control(aether.Unary(e.serveImageList)),
+		"sandbox.create":   control(aether.Unary(e.serveCreate)),
+		"sandbox.get":      control(aether.Unary(e.serveGet)),
+		"sandbox.renew":    control(aether.Unary(e.serveRenew)),
+		"sandbox.delete":   control(aether.Unary(e.serveDelete)),
+		"sandbox.fork":     control(e.serveFork),
+		"sandbox.snapshot": control(e.serveSnapshot),
+		"edge.watch":       control(e.serveWatch),
+		"edge.audit":       control(aether.Unary(e.serveAudit)),
+		"image.import":     control(e.serveImport),
+		"image.pull":       control(e.servePull),
+		"image.push":       control(e.servePush),
+		"image.export":     control(e.serveExport),
+		"image.delete":     control(aether.Unary(e.serveImageDelete)),
+		"image.list":       control(aether.Unary(e.serveImageList)),
+		"image.roots":      control(aether.Unary(e.serveImageRoots)),
+		"image.cache":      control(aether.Unary(e.serveImageCache)),
+		"image.warm":       control(e.serveImageWarm),
+		"image.evict":      control(aether.Unary(e.serveImageEvict)),
+		"image.trim":       control(aether.Unary(e.serveImageTrim)),
 	}
 }
 
@@ -109,6 +118,9 @@ func (e *Edge) serveGet(ctx context.Context, _ *aether.Stream, r *msg.SandboxReq
 	s.mu.Lock()
 	v, instance := s.view, s.instance
 	s.mu.Unlock()
+	if s.image != nil {
+		v.Layers = e.cfg.Images.Cache(s.image.Layers).Layers
+	}
 	if instance != nil {
 		u, err := instance.Usage(ctx)
 		if err == nil {
@@ -290,42 +302,33 @@ func (e *Edge) serveImport(ctx context.Context, s *aether.Stream) (aether.Messag
 	if err := s.Parse(&req); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	img, err := e.cfg.Images.Import(ctx, &streamReader{ctx: ctx, s: s}, req.Format, func(p v1.ImageProgress) {
-		m := &msg.ImageProgress{Phase: p.Phase, Done: uint64(p.Done), Total: uint64(p.Total), Entries: uint64(p.Entries)}
-		if err := s.SendMessage(ctx, m); err != nil {
-			cancel(err) // nobody is there any more
-		}
-	})
+	ctx, end, tell := teller(ctx, s)
+	defer end()
+	img, err := e.cfg.Images.Import(ctx, &streamReader{ctx: ctx, s: s}, req.Format, tell)
 	if err != nil {
 		return nil, err
 	}
-	img.Name = req.Name
 	return document(img)
 }
 
-func (e *Edge) serveExport(ctx context.Context, s *aether.Stream) (aether.Message, error) {
-	var req msg.ImageRequest
-	if err := s.Parse(&req); err != nil {
-		return nil, err
+func (e *Edge) serveImageDelete(ctx context.Context, _ *aether.Stream, r *msg.ImageRequest) (*msg.Empty, error) {
+	if users := e.usersOf(r.Digest); len(users) > 0 {
+		return nil, v1.InUse("edge.image", "image", users)
 	}
-	if err := e.cfg.Images.Export(ctx, req.Digest, &streamWriter{ctx: ctx, s: s}); err != nil {
-		return nil, err
-	}
-	return &msg.Empty{}, nil
+	return &msg.Empty{}, e.cfg.Images.Delete(ctx, r.Digest)
 }
 
-func (e *Edge) serveImageDelete(ctx context.Context, _ *aether.Stream, r *msg.ImageRequest) (*msg.Empty, error) {
+// usersOf lists the sandboxes that use an image, or a fork's that was made on it.
+func (e *Edge) usersOf(digest string) (ids []string) {
 	e.mu.Lock()
-	for _, s := range e.sandboxes {
-		if s.image != nil && slices.Contains(s.image.Digests(), r.Digest) {
-			e.mu.Unlock()
-			return nil, errs.New(errs.ImageInUse, "edge.image", "a sandbox uses the image").With("sandbox", s.snapshot().ID)
+	defer e.mu.Unlock()
+	for id, s := range e.sandboxes {
+		if s.packedOn == digest || s.image != nil && (slices.Contains(s.image.Digests(), digest) || slices.Contains(parentsOf(s.image), digest)) {
+			ids = append(ids, id)
 		}
 	}
-	e.mu.Unlock()
-	return &msg.Empty{}, e.cfg.Images.Delete(ctx, r.Digest)
+	slices.Sort(ids)
+	return ids
 }
 
 func (e *Edge) serveImageList(ctx context.Context, _ *aether.Stream, _ *msg.Empty) (*msg.Document, error) {
@@ -361,15 +364,3 @@ func (r *streamReader) Read(p []byte) (int, error) {
 
 var _ io.Reader = (*streamReader)(nil)
 
-// streamWriter sends bytes as a stream's data.
-type streamWriter struct {
-	ctx context.Context
-	s   *aether.Stream
-}
-
-func (w *streamWriter) Write(p []byte) (int, error) {
-	if err := w.s.Send(w.ctx, aether.KindStdout, p); err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}

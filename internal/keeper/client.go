@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"dsec/api/v1/errs"
+
+	"golang.org/x/sys/unix"
 )
 
 // Client has descriptors held by all keepers. It is safe for concurrent use.
@@ -271,6 +275,9 @@ func (c *Client) all(ctx context.Context, r request, fds []int) (done int, err e
 	return done, err
 }
 
+// Dir is the directory of the keepers.
+func (c *Client) Dir() string { return c.cfg.Dir }
+
 // Put has files held under a name, which may be taken: then the old ones go. At
 // least one keeper has them when it returns; those that are down get them when
 // they come back. The files stay open until Drop or Close.
@@ -431,4 +438,67 @@ func (c *Client) Stop(ctx context.Context) error {
 	c.tasks.Wait()
 	c.dir.Close()
 	return errs.Wrap(errs.InternalError, phase, "stop keepers", errors.Join(all...))
+}
+
+// Stop ends the keepers of cfg.Dir, if any run, as [Client.Stop] does, and by force those
+// that cannot be reached since their directory was removed.
+func Stop(ctx context.Context, cfg Config) error {
+	cfg.fill()
+	dir, err := os.Open(cfg.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return kill(ctx, cfg.Dir)
+	}
+	if err != nil {
+		return errs.Wrap(errs.InternalError, phase, "open directory", err)
+	}
+	defer dir.Close()
+	running := false
+	for slot := range cfg.Slots {
+		running = running || !slotFree(dir, slot)
+	}
+	if running {
+		c, err := Connect(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		if err := c.Stop(ctx); err != nil {
+			return err
+		}
+	}
+	return kill(ctx, cfg.Dir)
+}
+
+// kill ends what is left of the keepers of a directory, all at once, since each would
+// start the others again, and waits for their ends.
+func kill(ctx context.Context, dir string) error {
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		entries, err := os.ReadDir("/proc")
+		if err != nil {
+			return errs.Wrap(errs.InternalError, phase, "look for keepers", err)
+		}
+		var found []int
+		for _, e := range entries {
+			if pid, err := strconv.Atoi(e.Name()); err == nil && DirOf(e.Name()) == dir {
+				found = append(found, pid)
+			}
+		}
+		if len(found) == 0 {
+			return nil
+		}
+		for _, pid := range found {
+			fd, err := unix.PidfdOpen(pid, 0)
+			if err != nil {
+				continue // it has ended
+			}
+			if DirOf(strconv.Itoa(pid)) == dir { // the pid is not another's yet
+				_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+			}
+			unix.Close(fd)
+		}
+		select {
+		case <-ctx.Done():
+			return errs.Wrap(errs.InternalError, phase, "wait for the end of keepers", ctx.Err())
+		case <-time.After(wait):
+		}
+	}
 }

@@ -8,7 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -74,6 +76,22 @@ func parseArgs(args []string, verb []string) (Config, int, error) {
 	return c, *slot, nil
 }
 
+// processName is a keeper's first argument: its program is the edge's.
+const processName = "dsec-keeper"
+
+// DirOf returns the directory of the keeper with a process id, or "" if it is none.
+func DirOf(pid string) string {
+	b, err := os.ReadFile("/proc/" + pid + "/cmdline")
+	if err != nil {
+		return ""
+	}
+	args := strings.Split(string(b), "\x00")
+	if i := slices.Index(args, "-dir"); args[0] == processName && i > 0 && i+1 < len(args) {
+		return args[i+1]
+	}
+	return ""
+}
+
 const maxLog = 1 << 20
 
 // spawn starts the keeper of a slot: a session of its own, so that what is sent to
@@ -91,7 +109,7 @@ func (c Config) spawn(slot int) (<-chan struct{}, error) {
 	defer out.Close()
 	cmd := &exec.Cmd{
 		Path:   "/proc/self/exe", // also when the file was replaced since
-		Args:   append([]string{"dsec-keeper"}, c.args(slot)...),
+		Args:   append([]string{processName}, c.args(slot)...),
 		Env:    []string{"PATH=" + os.Getenv("PATH"), "GOGC=50"},
 		Dir:    "/",
 		Stdout: out, Stderr: out,

@@ -3,6 +3,9 @@ package snapshot
 import (
 	"context"
 	"io"
+	"maps"
+	"slices"
+	"time"
 
 	"dsec/api/v1/errs"
 	"dsec/internal/image/layer"
@@ -27,6 +30,19 @@ type Options struct {
 	// matches. A file that came with a layer below is in that, not in the pack, and stays
 	// there, also under a directory's new name.
 	LeaveOut []string
+
+	// Since is what the last Pack of this upper saw, if the layer is to go on top of that
+	// one's (with nothing between that changes what it shows): only what changed since is in
+	// it. ErrWhole if that cannot be done, as with other patterns to leave out; the layer is of
+	// no use then.
+	Since *Seen
+	// Next, if set, is filled with what this Pack sees. That takes Stopped, since when
+	// nothing was written, and Mapped, the files (absolute paths) that programs have mapped
+	// to write to: their memory changes without a trace in the file's times. If there are
+	// any, files with several names count as mapped.
+	Next    *Seen
+	Stopped time.Time
+	Mapped  map[string]bool
 
 	Platform Platform
 	Limits   Limits
@@ -53,7 +69,10 @@ func Pack(ctx context.Context, o Options) (layer.Result, Manifest, error) {
 	}
 	w := newWriter(o.Blob, o.IDs, o.Limits, o.Progress)
 	defer w.dirs.close()
-	p := &packer{writer: w, links: map[uint64]*link{}, remember: len(states) > 0}
+	p := &packer{writer: w, links: map[uint64]*link{}, remember: len(states) > 0, memory: o.memory()}
+	if p.since != nil && !slices.Equal(p.since.patterns, o.LeaveOut) {
+		return layer.Result{}, Manifest{}, ErrWhole
+	}
 	root, err := w.dirs.root(o.Upper)
 	if err != nil {
 		return layer.Result{}, Manifest{}, err
@@ -61,12 +80,18 @@ func Pack(ctx context.Context, o Options) (layer.Result, Manifest, error) {
 	if err := p.walk(ctx, root, states, o.Platform.tree()); err != nil {
 		return layer.Result{}, p.man, err
 	}
-	return w.finish(o.Meta)
+	res, man, err := w.finish(o.Meta)
+	if err == nil {
+		p.keep(p.top)
+	}
+	return res, man, err
 }
 
 // packer walks one upper.
 type packer struct {
 	*writer
+	memory
+	top      *seenNode
 	links    map[uint64]*link // files with several names, by inode
 	remember bool             // names may have to be taken back
 	frames   []*frame
@@ -77,11 +102,13 @@ type link struct {
 	entry layer.Handle
 	known bool // entry is set
 	out   bool // one of its names is left out, and so all are
+	below bool // it is in the layer below, by a name that is the same: no other name can be added to it
 	names []named
 }
 
 type named struct {
 	dir  layer.Dir
+	seen *seenNode
 	name string
 }
 
@@ -94,8 +121,11 @@ type frame struct {
 	states   []state
 	platform *platformNode
 	opaque   bool
-	ours     bool // the platform's own, if nothing comes into it
-	left     bool // left out with all that is in it
+	ours     bool      // the platform's own, if nothing comes into it
+	was      *seenNode // the same directory in the layer below, if that has it
+	now      *seenNode
+	has      map[string]bool // names, where the layer below has the directory
+	left     bool            // left out with all that is in it
 }
 
 // walk goes through the tree without recursion: its depth is the sandbox's choice.
@@ -135,6 +165,12 @@ func (p *packer) entry(ctx context.Context, f *frame, it item) error {
 			if f.left {
 				return nil
 			}
+			if f.now != nil {
+				p.see(f.now, it.name, &seenNode{white: true})
+			}
+			if prev := f.was.child(it.name); prev != nil && prev.white {
+				return nil
+			}
 			return p.whiteout(f.out, it.name)
 		}
 	}
@@ -143,11 +179,17 @@ func (p *packer) entry(ctx context.Context, f *frame, it item) error {
 		p.man.leaveOut(f.dir, it.name)
 	}
 	left = left || f.left
+	if left && f.was.child(it.name) != nil {
+		return ErrWhole // it is in the layer below
+	}
 	if it.typ == unix.S_IFDIR {
 		return p.enter(f, child(f.dir, it.name), states, f.platform.child(it.name), left)
 	}
 	if left && !p.remember {
 		return nil
+	}
+	if same, err := p.unchanged(f, it.name); same || err != nil {
+		return err
 	}
 	fl, err := p.open(f.dir, it)
 	if err != nil {
@@ -162,22 +204,28 @@ func (p *packer) entry(ctx context.Context, f *frame, it item) error {
 		}
 	}
 	switch {
+	case known != nil && known.below:
+		return ErrWhole
 	case left:
 		if known != nil {
-			p.banish(known)
+			return p.banish(known)
 		}
 		return nil
 	case known != nil && known.out:
 		p.man.leaveOut(f.dir, it.name)
+		if f.was.child(it.name) != nil {
+			return ErrWhole
+		}
 		return nil
 	case known != nil && known.known:
 		p.man.HardLinks++
+		p.seeFile(f, it.name, &fl.st)
 		err = f.out.Link(it.name, known.entry)
 	default:
 		err = p.content(ctx, f, it.name, fl, known)
 	}
 	if err == nil && known != nil && p.remember {
-		known.names = append(known.names, named{f.out, it.name})
+		known.names = append(known.names, named{f.out, f.now, it.name})
 	}
 	return err
 }
@@ -192,8 +240,12 @@ func (p *packer) content(ctx context.Context, f *frame, name string, fl *file, k
 		return errs.New(errs.NotSupported, phase, "a file's content is in another layer: the overlay was mounted with metacopy=on")
 	}
 	if f.platform.child(name).isFile(fl.fd, &fl.st, a.UID, a.GID, len(a.Xattrs)) {
+		if f.was.child(name) != nil {
+			return ErrWhole // the layer below has another one
+		}
 		return nil
 	}
+	p.seeFile(f, name, &fl.st)
 	e, err := p.add(ctx, f.out, name, fl, a)
 	if known != nil {
 		known.entry, known.known = e, true
@@ -202,15 +254,57 @@ func (p *packer) content(ctx context.Context, f *frame, name string, fl *file, k
 }
 
 // banish leaves out a file with all its names: a secret is one under every name.
-func (p *packer) banish(l *link) {
+func (p *packer) banish(l *link) error {
+	if p.since != nil {
+		return ErrWhole // the layer below may have another name of it
+	}
 	if !l.out && l.known {
 		p.attrs.note("further names of files that were left out")
 	}
 	l.out = true
 	for _, n := range l.names {
 		n.dir.Remove(n.name)
+		if n.seen != nil {
+			delete(n.seen.below, n.name)
+		}
 	}
 	l.names = nil
+	return nil
+}
+
+// unchanged tells whether the layer below has the file as it is.
+func (p *packer) unchanged(f *frame, name string) (bool, error) {
+	prev := f.was.child(name)
+	if prev == nil || prev.unsure || prev.isDir() {
+		return false, nil
+	}
+	fd, err := p.dirs.fd(f.dir)
+	if err != nil {
+		return false, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil || !prev.same(&st) {
+		return false, err
+	}
+	if st.Nlink > 1 {
+		l := p.links[st.Ino]
+		if l == nil {
+			l = &link{}
+			p.links[st.Ino] = l
+		}
+		if l.known || l.out {
+			return false, ErrWhole
+		}
+		l.below = true
+	}
+	p.seeFile(f, name, &st)
+	return true, nil
+}
+
+func (p *packer) seeFile(f *frame, name string, st *unix.Stat_t) {
+	if f.now != nil {
+		p.see(f.now, name, p.node(st, func() string { return f.dir.path() + "/" + name }))
+	}
 }
 
 // enter begins a directory. parent is nil for the root.
@@ -238,10 +332,23 @@ func (p *packer) enter(parent *frame, d *dir, states []state, platform *platform
 	if f.items, err = p.dirs.list(d); err != nil {
 		return err
 	}
+	if p.since != nil {
+		f.has = make(map[string]bool, len(f.items))
+		for _, it := range f.items {
+			f.has[it.name] = true
+		}
+	}
+	if !left {
+		if err := p.lookBack(parent, f, m); err != nil {
+			return err
+		}
+	}
 	switch {
 	case left:
 	case parent == nil:
 		f.out, err = p.b.Root(a)
+	case f.was != nil: // the layer below says what shows of those below it
+		f.out, err = p.dir(parent.out, d.name, a, false, "")
 	default:
 		f.ours = platform.isDir(a.UID, a.GID, a.Perm, len(a.Xattrs), m)
 		f.opaque = m.opaque
@@ -251,16 +358,80 @@ func (p *packer) enter(parent *frame, d *dir, states []state, platform *platform
 	return err
 }
 
+// lookBack finds the directory of frame f in the layer below, and refuses what a layer on top
+// of that cannot say. Where the layer below has nothing at all, or the directory hides what is
+// below it, f.was stays nil: all of it is packed.
+func (p *packer) lookBack(parent, f *frame, m marks) error {
+	if p.next != nil {
+		f.now = p.node(&f.st, nil)
+		f.now.opaque, f.now.redirect = m.opaque, m.redirect
+		if parent == nil {
+			p.top = f.now
+		} else {
+			p.see(parent.now, f.dir.name, f.now)
+		}
+	}
+	if p.since == nil {
+		return nil
+	}
+	prev := p.since.root
+	if parent != nil {
+		prev = parent.was.child(f.dir.name)
+	}
+	switch {
+	case prev.isDir() && prev.ino == f.st.Ino && prev.opaque == m.opaque && prev.redirect == m.redirect:
+		f.was = prev
+	case m.redirect != "", parent == nil, prev != nil && !m.opaque:
+		return ErrWhole
+	}
+	return nil
+}
+
+// removed adds whiteouts for what the layer below has in the directory and the upper has not
+// any more.
+func (p *packer) removed(f *frame) error {
+	if f.was == nil {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.was.below)) {
+		if f.has[name] {
+			continue
+		}
+		if f.was.below[name].white {
+			return ErrWhole // what is below shows again
+		}
+		if err := p.whiteout(f.out, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // leave ends a directory.
 func (p *packer) leave(f *frame) error {
 	p.frames = p.frames[:len(p.frames)-1]
 	defer p.dirs.drop(f.dir)
+	if err := p.removed(f); err != nil {
+		return wrap(f.dir, "", "pack", err)
+	}
+	if f.was != nil && len(p.frames) > 0 && f.out.Len() == 0 && f.was.same(&f.st) {
+		p.man.Dirs--
+		p.frames[len(p.frames)-1].out.Remove(f.dir.name)
+		return nil
+	}
 	if f.ours && f.out.Len() == 0 {
 		p.man.Dirs--
 		if f.opaque {
 			p.man.Opaque--
 		}
-		p.frames[len(p.frames)-1].out.Remove(f.dir.name)
+		up := p.frames[len(p.frames)-1]
+		up.out.Remove(f.dir.name)
+		if up.now != nil {
+			delete(up.now.below, f.dir.name)
+		}
+		if up.was.child(f.dir.name) != nil {
+			return ErrWhole // the layer below has one with something in it
+		}
 		return nil
 	}
 	var st unix.Stat_t

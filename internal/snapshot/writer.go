@@ -205,8 +205,8 @@ func (f *file) changed() error {
 
 // wrap types what went wrong with d's entry name (of d itself, if it is empty).
 func wrap(d *dir, name, action string, err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, ErrWhole) {
+		return err
 	}
 	path := d.path()
 	if name != "" || path == "" {

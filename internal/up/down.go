@@ -18,6 +18,7 @@ import (
 	"dsec/internal/backend/container/scratch"
 	"dsec/internal/backend/hollow"
 	"dsec/internal/edge"
+	"dsec/internal/keeper"
 )
 
 // Find reads where the node of a data directory answers; errs.NodeNotFound if none runs.
@@ -100,7 +101,8 @@ func RemoveSandboxes(ctx context.Context, data string) (removed int, err error) 
 	if err != nil {
 		return removed, errors.Join(err, edge.Emptied(filepath.Join(data, "edge"), time.Now(), left...))
 	}
-	if err := errors.Join(edge.Emptied(filepath.Join(data, "edge"), time.Now()), b.Withdraw(), b.Close()); err != nil {
+	// Nothing is mounted any more that the keepers hold readers of.
+	if err := errors.Join(edge.Emptied(filepath.Join(data, "edge"), time.Now()), b.Withdraw(), b.Close(), keeper.Stop(ctx, keepers(data))); err != nil {
 		return removed, err
 	}
 	// The last mounts of dead sandboxes go away in the background.

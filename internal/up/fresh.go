@@ -26,7 +26,7 @@ func untouched(dir string, existed bool) (*fresh, error) {
 		switch e.Name() {
 		case "lock":
 			continue
-		case "root.token", "etcd", "edge", "images":
+		case "root.token", "etcd", "edge", "images", "store":
 			return nil, nil
 		}
 		f.names = append(f.names, e.Name())

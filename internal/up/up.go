@@ -36,7 +36,9 @@ import (
 	"dsec/internal/doctor"
 	"dsec/internal/edge"
 	"dsec/internal/edge/local"
+	"dsec/internal/image/object"
 	imagestore "dsec/internal/image/store"
+	"dsec/internal/keeper"
 	"dsec/internal/slack"
 )
 
@@ -54,6 +56,9 @@ type Options struct {
 	MemoryOvercommit float64
 	ReserveMemory    int64 // bytes that must be free for another sandbox to be admitted
 	ReserveDisk      int64
+
+	Objects    Objects // where images are kept
+	ImageCache int64   // bytes of image data that this node keeps of them; 0: no limit
 }
 
 // Defaults of Options: limits are not reservations, agents wait most of the time, and
@@ -86,6 +91,9 @@ type node struct {
 	lock       *os.File
 	fresh      *fresh // nil: a node has used the data directory before
 	control    *control.Control
+	objects    object.Store
+	metrics    *prometheus.Registry
+	keepers    *keeper.Client
 	images     *imagestore.Store
 	layers     *local.Images
 	containers *container.Backend
@@ -99,7 +107,7 @@ const stopTime = 20 * time.Second
 // Run runs a node until ctx ends or a part of it fails. ready is called once it answers.
 // Sandboxes outlive Run; the next one adopts them.
 func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error) {
-	n := &node{opts: opts}
+	n := &node{opts: opts, metrics: prometheus.NewRegistry()}
 	defer func() {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
 		defer cancel()
@@ -107,7 +115,7 @@ func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error
 	}()
 	token, err := n.start(ctx)
 	if err != nil && n.fresh != nil && n.layers == nil { // nothing is mounted below it yet
-		err = errors.Join(err, n.fresh.restore())
+		err = errors.Join(err, n.endKeepers(ctx), n.fresh.restore())
 	}
 	if err != nil {
 		return err
@@ -200,6 +208,10 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	}
 	raiseSettings(doctor.SettingsDir, n.opts.Slots, n.opts.Log)
 	slack.RelaxMonitor()
+	o := &n.opts.Objects
+	if n.objects, err = o.open(ctx, n.opts.Data); err != nil {
+		return "", err
+	}
 	if token, err = loadToken(n.path("root.token")); errors.Is(err, errs.DataCorrupt) {
 		return "", corrupt(err, "clients with the root token are refused until they have a new one: 'rm %[1]s/root.token', then 'dsec up --data %[1]s' makes one and writes it to the context file; sandboxes, images and other tokens are not touched", n.opts.Data)
 	} else if err != nil {
@@ -207,7 +219,8 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	}
 	n.control, err = control.Start(ctx, control.Config{
 		Listen: n.opts.Listen, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
-		Metrics: prometheus.NewRegistry(), Log: n.opts.Log, Version: n.opts.Version,
+		Objects: control.Objects{Store: n.objects, Name: o.name(n.opts.Data), Own: o.Store == "", Behind: o.behind(n.opts.Data)},
+		Metrics: n.metrics, Log: n.opts.Log, Version: n.opts.Version,
 	})
 	if errors.Is(err, errs.DataCorrupt) {
 		return "", corrupt(err, "it holds tokens, image names and claims of idempotency keys, which are lost; sandboxes and image contents are not: 'mv %[1]s/etcd %[1]s/etcd.damaged', then 'dsec up'", n.opts.Data)
@@ -215,8 +228,8 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("start the control plane: %w", err)
 	}
-	if n.images, err = imagestore.Open(n.path("images"), imagestore.Options{}); err != nil {
-		return "", fmt.Errorf("open the image store: %w", err)
+	if err := n.openImages(ctx); err != nil {
+		return "", err
 	}
 	n.layers = local.New(n.images)
 	backends, err := n.backends(ctx)
@@ -350,6 +363,9 @@ func (n *node) stop(ctx context.Context) error {
 	}
 	if n.images != nil {
 		all = append(all, n.images.Close())
+	}
+	if n.keepers != nil {
+		all = append(all, n.keepers.Close())
 	}
 	if n.lock != nil {
 		all = append(all, remove(n.path("run.json")), n.lock.Close())

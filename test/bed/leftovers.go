@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"dsec/internal/backend/container/cgroup"
+	"dsec/internal/keeper"
 )
 
 // Held counts what the kernel and the disk hold for sandboxes of this bed's node, by
@@ -95,6 +96,10 @@ func (b *Bed) processes(group string) (found []string, err error) {
 			continue
 		}
 		dir := "/proc/" + e.Name()
+		if keeper.DirOf(e.Name()) == filepath.Join(b.Data, "keeper") {
+			found = append(found, "keeper "+e.Name())
+			continue
+		}
 		groups, err := os.ReadFile(dir + "/cgroup")
 		if err != nil {
 			continue // it ended

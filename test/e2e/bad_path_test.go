@@ -166,6 +166,9 @@ func files(t *testing.T, dir string) map[string]int64 {
 	t.Helper()
 	all := map[string]int64{}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it ends while we look
+		}
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"dsec/client"
+	"dsec/internal/keeper"
 	"dsec/test/bed"
 )
 
@@ -106,8 +107,13 @@ func children(t *testing.T, pid int) int {
 	n := 0
 	for _, task := range tasks {
 		list, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", pid, task.Name()))
-		if err == nil { // else the thread has ended
-			n += len(strings.Fields(string(list)))
+		if err != nil { // the thread has ended
+			continue
+		}
+		for child := range strings.FieldsSeq(string(list)) {
+			if keeper.DirOf(child) == "" { // of which there are two
+				n++
+			}
 		}
 	}
 	return n

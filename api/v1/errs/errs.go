@@ -92,6 +92,7 @@ const (
 	PathNotFound      Code = "path_not_found"
 	PathExists        Code = "path_exists"
 	TagInUse          Code = "tag_in_use"
+	NameInUse         Code = "name_in_use"
 	CommandNotFound   Code = "command_not_found"
 	CommandNotExec    Code = "command_not_executable"
 	SandboxLimit      Code = "sandbox_limit"
@@ -154,7 +155,7 @@ var Table = []Row{
 	{SandboxLost, Lost, 410, true, true, "the node restarted and its sandboxes are lost; create a new one"},
 	{SandboxNotRunning, Conflict, 409, false, false, "look at its state with 'dsec inspect'"},
 	{ImageNotFound, NotFound, 404, false, false, "list images with 'dsec image ls'; 'dsec image import' or 'dsec image build' makes one"},
-	{ImageInUse, Conflict, 409, false, false, "remove the sandboxes that use it first"},
+	{ImageInUse, Conflict, 409, false, false, "remove what needs it first; the message lists it"},
 	{ImageCorrupt, Corrupt, 422, false, false, "the source, or what is stored of it, is damaged; make or fetch it again, and import it"},
 	{ImageUnsupported, Unsupported, 422, false, false, "import a directory, tar, docker-archive or OCI layout"},
 	{BuildFailed, Invalid, 422, false, false, "its output says why; correct the recipe or what it needs"},
@@ -177,6 +178,7 @@ var Table = []Row{
 	{PathNotFound, NotFound, 404, false, false, "check the path; it is resolved inside the sandbox"},
 	{PathExists, Conflict, 409, false, false, "remove it first or choose another path"},
 	{TagInUse, Conflict, 409, false, false, "choose another tag, or attach to the process that has it"},
+	{NameInUse, Conflict, 409, false, false, "choose another name, or remove what has it"},
 	{CommandNotFound, Invalid, 422, false, false, "check the command and PATH; the image may not have it"},
 	{CommandNotExec, Invalid, 422, false, false, "the file lacks the x bit or its format is foreign"},
 	{SandboxLimit, Conflict, 409, true, false, "the sandbox is at its limit of processes or memory; end some, or create it with more"},

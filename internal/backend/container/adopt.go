@@ -52,7 +52,12 @@ func (b *Backend) Adopt(_ context.Context, spec backend.Spec, raw json.RawMessag
 		b.ids.put(h.FirstID)
 		return nil, lost("its first process has ended and the pid is another's", err)
 	}
-	i := watch(b, spec.ID, h, pidfd)
+	// An edge that died while it made a snapshot left the sandbox frozen.
+	if err := b.cgroups.Freezer(spec.ID).Thaw(); err != nil {
+		unix.Close(pidfd)
+		return nil, unsure(err)
+	}
+	i := watch(b, spec, h, pidfd)
 	b.mu.Lock()
 	b.instances[spec.ID] = i
 	b.mu.Unlock()

@@ -171,75 +171,6 @@ func (c *creation) makeDirectory(context.Context) (err error) {
 	return c.writeEtc(id)
 }
 
-// checkMountPoints refuses an image in which what the guest mounts on is not a directory.
-func (c *creation) checkMountPoints() error {
-	for _, name := range []string{"proc", "sys", "dev"} {
-		for _, layer := range c.layers { // the highest layer that has it decides
-			var st unix.Stat_t
-			if unix.Fstatat(layer, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
-				continue
-			}
-			if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-				return errs.New(errs.ImageUnsupported, "container.create", "the image's /"+name+" is not a directory").With("path", "/"+name)
-			}
-			break
-		}
-	}
-	return nil
-}
-
-// writeEtc puts hosts, hostname and resolv.conf into the writable layer before it is
-// mounted: much cheaper than three copies through the overlay, and real files, which
-// package managers can replace, unlike bind mounts. An image whose /etc is not a
-// directory keeps what it has.
-func (c *creation) writeEtc(owner int) error {
-	mode := uint32(0o755)
-	for _, layer := range c.layers { // the highest layer that has /etc decides
-		var st unix.Stat_t
-		if err := unix.Fstatat(layer, "etc", &st, unix.AT_SYMLINK_NOFOLLOW); err == nil {
-			if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-				return nil
-			}
-			mode = st.Mode & 0o7777
-			break
-		}
-	}
-	if err := unix.Mkdirat(c.dir, "upper/etc", mode); err != nil && err != unix.EEXIST {
-		return fmt.Errorf("make etc: %w", err)
-	}
-	if err := unix.Fchownat(c.dir, "upper/etc", owner, owner, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return fmt.Errorf("own etc: %w", err)
-	}
-	host := c.hostname()
-	for _, f := range [][2]string{
-		{"hostname", host + "\n"},
-		{"hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t" + host + "\n"},
-		// No network beyond loopback yet: names other than those of hosts do not resolve.
-		{"resolv.conf", "options timeout:1 attempts:1\n"},
-	} {
-		fd, err := unix.Openat(c.dir, "upper/etc/"+f[0], unix.O_CREAT|unix.O_WRONLY|unix.O_TRUNC|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o644)
-		if err != nil {
-			return fmt.Errorf("make /etc/%s: %w", f[0], err)
-		}
-		_, err = unix.Write(fd, []byte(f[1]))
-		if err == nil {
-			err = unix.Fchown(fd, owner, owner)
-		}
-		unix.Close(fd)
-		if err != nil {
-			return fmt.Errorf("write /etc/%s: %w", f[0], err)
-		}
-	}
-	return nil
-}
-
-func (c *creation) hostname() string {
-	if h := c.spec.Sandbox.Hostname; h != "" {
-		return h
-	}
-	return c.spec.ID
-}
-
 func (c *creation) removeDirectory(context.Context) error {
 	err := c.b.removeDirectory(c.spec.ID)
 	if c.firstID != 0 {
@@ -438,7 +369,7 @@ func (c *creation) sendRoot(context.Context) error {
 
 	s := c.spec.Sandbox
 	cfg := &msg.BootConfig{
-		Sandbox: c.spec.ID, Generation: c.spec.Generation, Hostname: c.hostname(), User: s.User, Cwd: s.WorkDir, Env: s.Env,
+		Sandbox: c.spec.ID, Generation: c.spec.Generation, Hostname: hostname(&c.spec), User: s.User, Cwd: s.WorkDir, Env: s.Env,
 		Seccomp: c.b.seccomp, ShmBytes: uint64(s.MemoryBytes / 2), MemoryBytes: uint64(s.MemoryBytes),
 	}
 	if c.spec.Image != nil {

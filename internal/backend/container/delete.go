@@ -19,10 +19,12 @@ func (b *Backend) Delete(ctx context.Context, id string) error {
 	b.mu.Lock()
 	i := b.instances[id]
 	b.mu.Unlock()
-	var err error
-	if i != nil {
+	err := b.cgroups.Freezer(id).Thaw() // what is frozen does not die
+	switch {
+	case err != nil:
+	case i != nil:
 		err = i.kill(ctx)
-	} else {
+	default:
 		err = b.killGroup(ctx, id)
 	}
 	if err == nil {

@@ -17,6 +17,7 @@ import (
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
+	"dsec/internal/backend"
 	"dsec/internal/backend/container/spawn"
 )
 
@@ -24,6 +25,7 @@ import (
 type instance struct {
 	b      *Backend
 	id     string
+	spec   backend.Spec
 	handle handle
 	pidfd  *os.File
 	done   chan struct{} // closed when PID 1, and so all of the container, has ended
@@ -37,13 +39,13 @@ func newInstance(c *creation, child *spawn.Child) (*instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	return watch(c.b, c.spec.ID, handle{child.PID, ticks, c.firstID, c.spec.Generation}, child.PIDFD), nil
+	return watch(c.b, c.spec, handle{child.PID, ticks, c.firstID, c.spec.Generation}, child.PIDFD), nil
 }
 
 // watch takes over pidfd and waits for the process's end on the runtime's poller, so a
 // waiting sandbox costs a goroutine and no thread.
-func watch(b *Backend, id string, h handle, pidfd int) *instance {
-	i := &instance{b: b, id: id, handle: h, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), done: make(chan struct{})}
+func watch(b *Backend, spec backend.Spec, h handle, pidfd int) *instance {
+	i := &instance{b: b, id: spec.ID, spec: spec, handle: h, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), done: make(chan struct{})}
 	go func() {
 		raw, err := i.pidfd.SyscallConn()
 		if err == nil {

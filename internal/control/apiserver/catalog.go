@@ -85,6 +85,19 @@ func (c *catalog) resolve(ref string) (v1.Image, error) {
 	return v1.Image{}, errs.New(errs.ImageNotFound, "image.resolve", "no image "+quoted(ref)).With("image", ref)
 }
 
+// madeOn names the snapshots that were made on an image.
+func (c *catalog) madeOn(digest string) (names []string) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for name, img := range c.byName {
+		if img.Snapshot != nil && img.Digest != digest && slices.Contains(img.Snapshot.Parents, digest) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // list returns the catalogue by name; digest limits it to one.
 func (c *catalog) list(digest string) []v1.Image {
 	c.mu.RLock()

@@ -29,7 +29,9 @@ func (c *catalog) compose(spec *v1.Spec) (*v1.Image, error) {
 		for _, l := range img.Layers {
 			// An overlay takes no layer twice, and what is higher covers it anyway.
 			out.Layers = slices.DeleteFunc(out.Layers, func(low v1.Layer) bool { return low.MetaDigest == l.MetaDigest })
-			l.Kind = kind
+			if l.Kind != v1.KindDiff {
+				l.Kind = kind
+			}
 			out.Layers = append(out.Layers, l)
 		}
 		out.Config.Env = append(out.Config.Env, img.Config.Env...)

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"sync"
 	"time"
@@ -164,6 +165,7 @@ func (s *Server) createNow(ctx context.Context, spec v1.Spec, key string) (*v1.S
 			return nil, err
 		}
 		ask.Image, need.Digests = img, img.Digests()
+		ask.Spec.Labels = snapshotLabels(spec.Labels, img)
 	}
 	var made v1.Sandbox
 	err := s.placer.Place(ctx, need, func(ctx context.Context, node v1.Node, id string) error {
@@ -185,6 +187,17 @@ func (s *Server) createNow(ctx context.Context, spec v1.Spec, key string) (*v1.S
 	}
 	made.IdempotencyKey = ""
 	return &made, nil
+}
+
+// snapshotLabels are a sandbox's: those that it is given, over those of the sandbox that its
+// snapshot was made of.
+func snapshotLabels(given map[string]string, img *v1.Image) map[string]string {
+	if img.Snapshot == nil || len(img.Snapshot.Labels) == 0 {
+		return given
+	}
+	all := maps.Clone(img.Snapshot.Labels)
+	maps.Copy(all, given)
+	return all
 }
 
 // uncertain says whether an edge may have made, or still be making, what it was asked for

@@ -3,7 +3,9 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,11 +38,25 @@ func checkImageName(name string) error {
 	return nil
 }
 
-// importImage streams the body to one edge and its progress back, both at once.
+// checkPlainName is for images that are no snapshots.
+func checkPlainName(name string) error {
+	if strings.HasPrefix(name, v1.SnapshotPrefix) {
+		return badField("name", quoted(name)+" is a snapshot's name: choose one without "+v1.SnapshotPrefix)
+	}
+	return checkImageName(name)
+}
+
+// importImage is POST /v1/images.
 func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request, in *importInput) error {
-	if err := checkImageName(in.Name); err != nil {
+	if err := checkPlainName(in.Name); err != nil {
 		return err
 	}
+	return s.upload(ctx, req, hr, in.Format, func(v1.Image) (string, func(), error) { return in.Name, func() {}, nil })
+}
+
+// upload streams the body to one edge and its progress back, both at once. name is asked
+// for what the image is to be called, which it may be until released.
+func (s *Server) upload(ctx context.Context, req *request, hr *http.Request, format string, name func(v1.Image) (string, func(), error)) error {
 	done, err := s.imports.begin(ctx, s.drain.Done())
 	if err != nil {
 		return err
@@ -59,18 +75,38 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 	req.Header().Set("Connection", "close") // the body may not be read to its end
 	body := startUpload(hr.Body, s.cfg.UploadTimeout)
 	defer body.finish(out.rc, hr.Body)
-	ask := &msg.ImageImportRequest{Name: in.Name, Format: in.Format, Size: uint64(max(0, hr.ContentLength))}
-	image, err := s.cfg.Edges.Import(ctx, node, ask, body.r, body.interrupt, func(p *msg.ImageProgress) error {
-		return out.write(v1.ImageProgress{Phase: p.Phase, Done: int64(p.Done), Total: int64(p.Total), Entries: int64(p.Entries)})
-	})
+	ask := &msg.ImageImportRequest{Format: format, Size: uint64(max(0, hr.ContentLength))}
+	image, err := s.cfg.Edges.Import(ctx, node, ask, body.r, body.interrupt, out.progress)
+	called := ""
 	if err == nil {
-		image.Name = in.Name
+		var release func()
+		if called, release, err = name(image); err != nil {
+			s.disown(ctx, node, image.Digest)
+		} else {
+			defer release()
+		}
+	}
+	return s.named(ctx, req, out, node, called, image, err)
+}
+
+// progress passes an edge's word on.
+func (l *lines) progress(p *msg.ImageProgress) error {
+	return l.write(v1.ImageProgress{Phase: p.Phase, Done: int64(p.Done), Total: int64(p.Total), Entries: int64(p.Entries)})
+}
+
+// named gives the image that node made its name, or tells the client that there is none.
+func (s *Server) named(ctx context.Context, req *request, out *lines, node v1.Node, name string, image v1.Image, err error) error {
+	if err == nil {
+		image.Name = name
 		s.cfg.Registry.SetImage(node.ID, image.Digest, true)
 		// The image is there: that its caller hangs up now, or that interrupting the
 		// upload ended the request's context, is no reason to leave it nameless.
 		pctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catalogTime)
 		err = s.catalog.put(pctx, image)
 		cancel()
+		if err != nil {
+			s.disown(ctx, node, image.Digest)
+		}
 	}
 	if err == nil {
 		return out.write(v1.ImageProgress{Phase: "commit", Image: &image})
@@ -79,6 +115,20 @@ func (s *Server) importImage(ctx context.Context, req *request, hr *http.Request
 		return werr
 	}
 	return err
+}
+
+// disown removes an image that got no name, unless another name has it.
+func (s *Server) disown(ctx context.Context, node v1.Node, digest string) {
+	if len(s.catalog.list(digest)) > 0 {
+		return
+	}
+	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catalogTime)
+	defer cancel()
+	if err := s.cfg.Edges.DeleteImage(dctx, node, digest); err != nil {
+		s.cfg.Log.Error("an image without a name is left", "node", node.ID, "image", digest, "err", err)
+		return
+	}
+	s.cfg.Registry.SetImage(node.ID, digest, false)
 }
 
 // importFailed tells the client, as a plain answer if no line went out yet.
@@ -108,42 +158,31 @@ func (s *Server) importNode() (v1.Node, error) {
 	return best, nil
 }
 
-type exportInput struct {
-	Name string `query:"name" required:"true" minLength:"1" maxLength:"255" doc:"Name or digest of the image." example:"debian:12"`
-}
+const maxUsersTold = 20
 
-// exportImage streams the files of an image from an edge that has it.
-func (s *Server) exportImage(ctx context.Context, req *request, _ *http.Request, in *exportInput) error {
-	img, err := s.catalog.resolve(in.Name)
-	if err != nil {
-		return err
-	}
-	failed := error(errs.New(errs.ImageNotFound, "image.export", "no node that is ready has the image "+quoted(in.Name)))
-	out := s.newLines(req, "application/x-tar")
-	defer out.end()
-	for _, l := range s.cfg.Registry.Loads() {
-		if _, has := l.Images[img.Digest]; !has || !l.Node.Ready {
-			continue
+// imageUnused fails if sandboxes use an image or snapshots were made on it, and names them.
+func (s *Server) imageUnused(digest string) error {
+	var users []string
+	n := 0
+	s.cfg.Registry.Each(func(sb *v1.Sandbox) {
+		uses := sb.ImageDigest == digest
+		for _, p := range sb.Parts {
+			uses = uses || p.Digest == digest
 		}
-		if failed = s.cfg.Edges.Export(ctx, *l.Node, img.Digest, (*rawWriter)(out)); failed == nil {
-			return nil
+		if uses && sb.State != v1.StateLost {
+			if n++; n <= maxUsersTold {
+				users = append(users, sb.ID)
+			}
 		}
-		if req.status != 0 { // the client has some of it: only a broken answer says that there is no more
-			s.cfg.Log.Warn("an export broke off", "request", req.id, "image", img.Digest, "err", failed)
-			panic(http.ErrAbortHandler)
-		}
+	})
+	slices.Sort(users)
+	if n > len(users) {
+		users = append(users, fmt.Sprintf("%d more sandboxes", n-len(users)))
 	}
-	return failed
-}
-
-// rawWriter writes bytes where lines would go.
-type rawWriter lines
-
-func (w *rawWriter) Write(p []byte) (int, error) {
-	if err := (*lines)(w).raw(p); err != nil {
-		return 0, err
+	if users = append(users, s.catalog.madeOn(digest)...); len(users) == 0 {
+		return nil
 	}
-	return len(p), nil
+	return v1.InUse("image.delete", "image", users)
 }
 
 type imageListOutput struct{ Body v1.ImageList }
@@ -176,6 +215,9 @@ func (s *Server) deleteImage(ctx context.Context, _ *request, in *imageInput) (*
 	names := s.catalog.list(img.Digest)
 	if img.Name == in.Name && len(names) > 1 {
 		return nil, s.catalog.delete(ctx, img.Name)
+	}
+	if err := s.imageUnused(img.Digest); err != nil {
+		return nil, err
 	}
 	// The edges first: one that still uses the image must leave the name in place.
 	for _, l := range s.cfg.Registry.Loads() {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -224,16 +226,16 @@ func TestExport(t *testing.T) {
 	w := newWorld(t)
 	w.do("POST", "/v1/images?name=team/tool:1", strings.NewReader("any bytes"))
 	digest := want[v1.Image](w, 200, "GET", "/v1/images/team/tool:1", nil).Digest
-	w.problem("image_not_found", "GET", "/v1/image-files?name=none", nil)
-	if p := w.problem("image_not_found", "GET", "/v1/image-files?name=team/tool:1", nil); p.Status != 404 {
+	w.problem("image_not_found", "GET", "/v1/export?name=none", nil)
+	if p := w.problem("image_not_found", "GET", "/v1/export?name=team/tool:1", nil); p.Status != 404 {
 		t.Errorf("refused by the edge: %+v", p)
 	}
-	w.problem("missing_right", "GET", "/v1/image-files?name="+digest, nil, as(w.token(v1.RightRead)))
+	w.problem("missing_right", "GET", "/v1/export?name="+digest, nil, as(w.token(v1.RightSandbox)))
 	data := bytes.Repeat([]byte("tar"), 1<<20)
 	var half bool
-	w.edge.OnExport(func(ctx context.Context, s *aether.Stream, req *msg.ImageRequest) error {
-		if req.Digest != digest {
-			t.Errorf("asked for %s, want %s", req.Digest, digest)
+	w.edge.OnExport(func(ctx context.Context, s *aether.Stream, req v1.EdgeExport) error {
+		if req.Image.Digest != digest || req.Format != v1.ExportDocker {
+			t.Errorf("asked for %+v, want %s", req, digest)
 		}
 		for part := range slices.Chunk(data, 200<<10) {
 			if err := s.Send(ctx, aether.KindStdout, part); err != nil {
@@ -245,19 +247,27 @@ func TestExport(t *testing.T) {
 		}
 		return nil
 	})
+	export := func(ref string) (h http.Header, outcome string, got []byte) {
+		resp, err := http.DefaultClient.Do(w.request(t.Context(), "GET", "/v1/export?name="+ref, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if got, err = io.ReadAll(resp.Body); err != nil {
+			t.Fatal(err)
+		}
+		return resp.Header, resp.Trailer.Get("Dsec-Outcome"), got
+	}
 	for _, ref := range []string{"team/tool:1", digest} {
-		status, h, got := w.do("GET", "/v1/image-files?name="+ref, nil)
-		if status != 200 || h.Get("Content-Type") != "application/x-tar" || got != string(data) {
-			t.Errorf("of %s: %d, %d bytes, %v", ref, status, len(got), h)
+		if h, outcome, got := export(ref); h.Get("Content-Type") != "application/x-tar" || outcome != "ok" || !bytes.Equal(got, data) {
+			t.Errorf("of %s: outcome %q, %d bytes, %v", ref, outcome, len(got), h)
 		}
 	}
 	half = true
-	resp, err := http.DefaultClient.Do(w.request(t.Context(), "GET", "/v1/image-files?name="+digest, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if got, err := io.ReadAll(resp.Body); err == nil || len(got) >= len(data) {
-		t.Errorf("%d bytes of %d read as a whole: %v", len(got), len(data), err)
+	_, outcome, _ := export(digest)
+	raw, err := base64.StdEncoding.DecodeString(outcome)
+	var p v1.Problem
+	if err != nil || json.Unmarshal(raw, &p) != nil || errs.Code(p.Code) != errs.ImageCorrupt {
+		t.Errorf("the outcome of a failed export is %q", outcome)
 	}
 }

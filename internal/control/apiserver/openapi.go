@@ -52,6 +52,8 @@ func newAPI(mux *http.ServeMux) huma.API {
 	c.Tags = []*huma.Tag{
 		{Name: "sandboxes", Description: "Create, find and remove sandboxes."},
 		{Name: "images", Description: "The catalogue of images."},
+		{Name: "snapshots", Description: "Images that were made of sandboxes."},
+		{Name: "image store", Description: "What images take, in the object store and on nodes."},
 		{Name: "nodes", Description: "Edges and their load."},
 		{Name: "tokens", Description: "Credentials."},
 		{Name: "data plane", Description: "Operations inside sandboxes."},

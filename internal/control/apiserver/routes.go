@@ -24,6 +24,8 @@ var ofStore = []errs.Code{errs.ConnectionLost, errs.DeadlineExceeded}
 func (s *Server) routes() {
 	s.sandboxRoutes()
 	s.imageRoutes()
+	s.snapshotRoutes()
+	s.storeRoutes()
 	s.adminRoutes()
 	s.mux.HandleFunc("/", s.notFound)
 }
@@ -108,14 +110,24 @@ func (s *Server) imageRoutes() {
 		Required: true, Description: "A tar, docker-archive, or tar of an OCI layout or directory.",
 		Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
 	}
+	ofRegistry := append([]errs.Code{errs.RegistryDenied, errs.RegistryNotFound, errs.RegistryBusy, errs.RegistryDown, errs.NoNode}, ofMaking...)
 	handleStream(s, op{
-		id: "export-image", method: http.MethodGet, path: "/v1/image-files", tag: tag, right: v1.RightImage,
-		summary: "Export an image's files",
-		text:    "The root file system, all layers merged, as a tar. What the image says about running programs is in its description. An answer that breaks off is not whole.",
-		errors:  []errs.Code{errs.ImageNotFound, errs.ImageCorrupt, errs.EdgeUnreachable, errs.ConnectionLost},
+		id: "pull-image", method: http.MethodPost, path: "/v1/images/pull", tag: tag, right: v1.RightImage,
+		summary: "Pull an image from a registry", text: "The edge reads it from any OCI registry. Lines tell the progress; the last one has the image, or the error. A client that goes away ends it.",
+		errors: ofRegistry, line: v1.ImageProgress{},
+	}, s.pullImage)
+	handleStream(s, op{
+		id: "push-image", method: http.MethodPost, path: "/v1/images/push", tag: tag, right: v1.RightImage,
+		summary: "Push an image to a registry", text: "As one layer; what the registry has is not sent again. The tag appears when everything is there. Lines tell the progress; the last one has what was pushed, or the error.",
+		errors: append([]errs.Code{errs.ImageNotFound}, ofRegistry...), line: v1.ImageProgress{},
+	}, s.pushImage)
+	handleStream(s, op{
+		id: "export-image", method: http.MethodGet, path: "/v1/export", tag: tag, right: v1.RightRead,
+		summary: "Export an image or snapshot", text: "The answer is a tar of unknown length. Its trailer `Dsec-Outcome` is `ok`, or the Problem that ended it, in base64; an answer without it broke off.",
+		errors: append([]errs.Code{errs.ImageNotFound, errs.NoNode}, ofMaking...),
 	}, s.exportImage)
-	s.api.OpenAPI().Paths["/v1/image-files"].Get.Responses["200"] = &huma.Response{
-		Description: "The tar.", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
+	s.api.OpenAPI().Paths["/v1/export"].Get.Responses["200"] = &huma.Response{
+		Description: "The archive.", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
 	}
 	handle(s, op{
 		id: "list-images", method: http.MethodGet, path: "/v1/images", tag: tag, right: v1.RightRead, summary: "List images", text: "The whole catalogue, by name.",
@@ -126,9 +138,85 @@ func (s *Server) imageRoutes() {
 	}, s.getImage)
 	handle(s, op{
 		id: "delete-image", method: http.MethodDelete, path: "/v1/images/{name}", tag: tag, right: v1.RightImage, status: 204,
-		summary: "Remove an image", text: "By name, or by digest all its names. Refused while a sandbox uses what would be removed.",
+		summary: "Remove an image", text: "By name, or by digest all its names. Refused while a sandbox uses what would be removed, or a snapshot was made on it.",
 		errors: append([]errs.Code{errs.ImageNotFound, errs.ImageInUse, errs.EdgeUnreachable}, ofStore...),
 	}, s.deleteImage)
+}
+
+// Errors of making an image at an edge.
+var ofMaking = []errs.Code{errs.ImageCorrupt, errs.ImageUnsupported, errs.DiskFull, errs.EdgeUnreachable, errs.ConnectionLost,
+	errs.DeadlineExceeded, errs.RequestCanceled, errs.BodyTooLarge}
+
+func (s *Server) snapshotRoutes() {
+	const tag = "snapshots"
+	handleStream(s, op{
+		id: "snapshot-sandbox", method: http.MethodPost, path: "/v1/sandboxes/{id}/snapshot", tag: tag, right: v1.RightSandbox,
+		summary: "Make a snapshot of a sandbox",
+		text: "Packs the files that the sandbox changed into one more layer on its image, while it stands still for a moment. Processes are not in it. " +
+			"`snap:NAME` is an image from which sandboxes are created, with the source's environment, user, working directory and labels. " +
+			"Lines tell the progress; the last one has the image, or the error.",
+		errors: append(append([]errs.Code{errs.NameInUse, errs.StateConflict, errs.SandboxNotRunning, errs.NotSupported, errs.NodeFull, errs.ImageNotFound}, ofMaking...), ofSandbox...),
+		line:   v1.ImageProgress{},
+	}, s.snapshotSandbox)
+	handleStream(s, op{
+		id: "fork-sandbox", method: http.MethodPost, path: "/v1/sandboxes/{id}/fork", tag: tag, right: v1.RightSandbox,
+		summary: "Fork a sandbox",
+		text: "Makes children on its node that begin with its files, limits, environment and labels; the source stands still for a moment and runs on. " +
+			"Processes are not copied. A line for each child, as it is ready or has failed, in no order. What could not be told to a client that went away is removed.",
+		errors: append([]errs.Code{errs.StateConflict, errs.SandboxNotRunning, errs.NotSupported, errs.NodeFull, errs.DiskFull, errs.RequestCanceled, errs.ShuttingDown}, ofSandbox...),
+		line:   v1.CreateResult{},
+	}, s.forkSandbox)
+	handleStream(s, op{
+		id: "import-snapshot", method: http.MethodPost, path: "/v1/snapshots", tag: tag, right: v1.RightImage, body: -1,
+		summary: "Import a snapshot",
+		text:    "The body is an archive that `GET /v1/export?format=snapshot` made, here or elsewhere. All of it is verified. Lines as of an image's import.",
+		errors:  append([]errs.Code{errs.NameInUse, errs.NoNode}, ofMaking...), line: v1.ImageProgress{},
+	}, s.importSnapshot)
+	s.api.OpenAPI().Paths["/v1/snapshots"].Post.RequestBody = &huma.RequestBody{
+		Required: true, Description: "An archive of a snapshot.",
+		Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
+	}
+	handle(s, op{
+		id: "list-snapshots", method: http.MethodGet, path: "/v1/snapshots", tag: tag, right: v1.RightRead, summary: "List snapshots",
+		text: "By name. `snapshot.parents` says what each was made on.",
+	}, s.listSnapshots)
+	handle(s, op{
+		id: "get-snapshot", method: http.MethodGet, path: "/v1/snapshots/{name}", tag: tag, right: v1.RightRead, summary: "Inspect a snapshot",
+		text: "With or without `snap:`.", errors: []errs.Code{errs.ImageNotFound},
+	}, s.getSnapshot)
+	handle(s, op{
+		id: "delete-snapshot", method: http.MethodDelete, path: "/v1/snapshots/{name}", tag: tag, right: v1.RightSandbox, status: 204, summary: "Remove a snapshot",
+		text:   "Refused while a sandbox uses it or another snapshot was made on it.",
+		errors: append([]errs.Code{errs.ImageNotFound, errs.ImageInUse, errs.EdgeUnreachable}, ofStore...),
+	}, s.deleteSnapshot)
+}
+
+func (s *Server) storeRoutes() {
+	const tag = "image store"
+	handle(s, op{
+		id: "get-image-usage", method: http.MethodGet, path: "/v1/store/usage", tag: tag, right: v1.RightRead,
+		summary: "What images take", text: "In the object store and on each node.",
+		errors: []errs.Code{errs.NotSupported, errs.StoreUnavailable, errs.StoreCorrupt, errs.EdgeUnreachable, errs.ConnectionLost},
+	}, s.usage)
+	handleStream(s, op{
+		id: "collect-images", method: http.MethodPost, path: "/v1/store/collect", tag: tag, right: v1.RightImage, body: -1,
+		summary: "Remove what no image needs",
+		text: "From the object store. What is found unneeded goes after two more passes, which are made at once where listings are never behind, and an hour apart otherwise. " +
+			"A line tells of each pass. The server does the same every hour.",
+		errors: []errs.Code{errs.StateConflict, errs.NotSupported, errs.StoreUnavailable, errs.StoreCorrupt, errs.EdgeUnreachable, errs.ConnectionLost},
+		line:   v1.CollectReport{},
+	}, s.collectNow)
+	handleStream(s, op{
+		id: "warm-image", method: http.MethodPost, path: "/v1/store/warm", tag: tag, right: v1.RightImage, body: -1,
+		summary: "Fetch an image in advance",
+		text:    "Onto nodes: what the image's first start read, or all of it. Lines tell how far each node is.",
+		errors:  []errs.Code{errs.ImageNotFound, errs.NodeNotFound}, line: v1.WarmProgress{},
+	}, s.warm)
+	handle(s, op{
+		id: "evict-image", method: http.MethodPost, path: "/v1/store/evict", tag: tag, right: v1.RightImage, body: -1,
+		summary: "Drop an image from nodes", text: "It stays in the object store and is fetched again when it is used. What sandboxes use stays.",
+		errors: []errs.Code{errs.ImageNotFound, errs.NodeNotFound},
+	}, s.evict)
 }
 
 func (s *Server) adminRoutes() {

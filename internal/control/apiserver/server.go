@@ -23,20 +23,25 @@ import (
 	"dsec/internal/control/placement"
 	"dsec/internal/control/store"
 	"dsec/internal/control/watcher"
+	"dsec/internal/image/object"
 )
 
 // Config of a Server. All parts are needed unless they say otherwise.
 type Config struct {
-	Images   store.Images
-	Claims   store.Claims
-	Ping     func(context.Context) error // of the store, for health
-	IAM      *iam.IAM
-	Registry *watcher.Registry
-	Edges    *edges.Pool
-	Signer   *capability.Signer
-	Metrics  *prometheus.Registry
-	Log      *slog.Logger
-	Version  string
+	Images store.Images
+	Claims store.Claims
+	// Objects is the object store with the catalogue's images; nil: nothing is collected or
+	// measured. ObjectsBehind says that its listings may be behind.
+	Objects       object.Store
+	ObjectsBehind bool
+	Ping          func(context.Context) error // of the store, for health
+	IAM           *iam.IAM
+	Registry      *watcher.Registry
+	Edges         *edges.Pool
+	Signer        *capability.Signer
+	Metrics       *prometheus.Registry
+	Log           *slog.Logger
+	Version       string
 
 	TLS *tls.Config      // nil: plain HTTP
 	Now func() time.Time // nil: time.Now
@@ -46,6 +51,8 @@ type Config struct {
 	StreamTimeout time.Duration
 	// BodyTimeout is how long the body of a request of JSON may take to come; 0: 10 s.
 	BodyTimeout time.Duration
+	// CollectEvery is the time between collections of garbage; 0: an hour.
+	CollectEvery time.Duration
 	// KeyTTL is the life of an idempotency key; 0: 5 min.
 	KeyTTL time.Duration
 	// UploadTimeout is how long an upload may send nothing; 0: 5 min.
@@ -68,6 +75,7 @@ type Server struct {
 	relay   *aether.Server
 	placer  *placement.Placer
 	catalog *catalog
+	naming  names
 	flights *flights
 	reaper  *reaper
 	quotas  *quotas
@@ -99,6 +107,9 @@ func New(cfg Config) *Server {
 	}
 	if cfg.KeyTTL == 0 {
 		cfg.KeyTTL = 5 * time.Minute
+	}
+	if cfg.CollectEvery == 0 {
+		cfg.CollectEvery = time.Hour
 	}
 	if cfg.UploadTimeout == 0 {
 		cfg.UploadTimeout = 5 * time.Minute
@@ -147,6 +158,9 @@ func (s *Server) OpenAPI() *huma.OpenAPI { return s.api.OpenAPI() }
 func (s *Server) Run(ctx context.Context) error {
 	s.wg.Go(func() { s.checkSessions(ctx) })
 	s.wg.Go(func() { s.forgetNodes(ctx) })
+	if s.cfg.Objects != nil {
+		s.wg.Go(func() { s.collectOften(ctx) })
+	}
 	err := s.catalog.run(ctx)
 	s.wg.Wait()
 	return err

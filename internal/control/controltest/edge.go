@@ -47,12 +47,14 @@ type Edge struct {
 	stop      context.CancelFunc
 	served    chan struct{}
 	onCreate  func(context.Context, *v1.EdgeCreate) error
-	onExport  func(context.Context, *aether.Stream, *msg.ImageRequest) error
+	onExport  func(context.Context, *aether.Stream, v1.EdgeExport) error
 	onImport  func(context.Context, *aether.Stream, *msg.ImageImportRequest) (v1.Image, error)
 	sandboxes map[string]*v1.Sandbox
 	creating  map[string]chan struct{} // closed when the create is over
 	removed   map[string]bool
 	images    map[string]v1.Image
+	roots     []v1.Layer
+	kept      *v1.EdgeKeep
 	seq       uint64
 	log       []v1.EdgeEvent // since the start; seq of log[i] is i+1 (0 is the empty start)
 	changed   chan struct{}
@@ -151,6 +153,11 @@ func (e *Edge) Serve() {
 			"image.export":   e.imageExport,
 			"image.delete":   aether.Unary(e.imageDelete),
 			"image.list":     aether.Unary(e.imageList),
+			"image.roots":    aether.Unary(e.imageRoots),
+			"image.cache":    aether.Unary(e.imageCache),
+			"image.warm":     e.imageWarm,
+			"image.evict":    aether.Unary(e.imageEvict),
+			"image.trim":     aether.Unary(e.imageTrim),
 			"process.exec":   aether.Unary(e.exec),
 			"process.start":  e.start,
 		},
@@ -188,6 +195,20 @@ func (e *Edge) OnCreate(f func(context.Context, *v1.EdgeCreate) error) {
 	e.onCreate = f
 }
 
+// Need makes the edge say that it needs layers.
+func (e *Edge) Need(layers ...v1.Layer) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.roots = layers
+}
+
+// Kept is what the edge was told last to keep; nil: nothing was said.
+func (e *Edge) Kept() *v1.EdgeKeep {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.kept
+}
+
 // OnImport replaces what an import does.
 func (e *Edge) OnImport(f func(context.Context, *aether.Stream, *msg.ImageImportRequest) (v1.Image, error)) {
 	e.mu.Lock()
@@ -196,7 +217,7 @@ func (e *Edge) OnImport(f func(context.Context, *aether.Stream, *msg.ImageImport
 }
 
 // OnExport says what an export sends; without it there is nothing to export.
-func (e *Edge) OnExport(f func(context.Context, *aether.Stream, *msg.ImageRequest) error) {
+func (e *Edge) OnExport(f func(context.Context, *aether.Stream, v1.EdgeExport) error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.onExport = f

@@ -222,17 +222,21 @@ func hashImport(ctx context.Context, s *aether.Stream, _ *msg.ImageImportRequest
 }
 
 func (e *Edge) imageExport(ctx context.Context, s *aether.Stream) (aether.Message, error) {
-	var req msg.ImageRequest
-	if err := s.Parse(&req); err != nil {
+	var doc msg.Document
+	var req v1.EdgeExport
+	if err := s.Parse(&doc); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(doc.Json, &req); err != nil {
 		return nil, err
 	}
 	e.mu.Lock()
 	f := e.onExport
 	e.mu.Unlock()
 	if f == nil {
-		return nil, errs.New(errs.ImageNotFound, "edge.image", "no image "+req.Digest)
+		return nil, errs.New(errs.ImageNotFound, "edge.image", "no image "+req.Image.Digest)
 	}
-	if err := f(ctx, s, &req); err != nil {
+	if err := f(ctx, s, req); err != nil {
 		return nil, err
 	}
 	return &msg.Empty{}, nil
@@ -285,4 +289,56 @@ func (e *Edge) start(ctx context.Context, s *aether.Stream) (aether.Message, err
 	}
 	<-ctx.Done()
 	return nil, ctx.Err()
+}
+
+func (e *Edge) imageRoots(context.Context, *aether.Stream, *msg.Empty) (*msg.Document, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return document(e.roots)
+}
+
+func (e *Edge) imageCache(context.Context, *aether.Stream, *msg.Empty) (*msg.Document, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c := v1.ImageCache{Node: e.node.ID, Mode: "fanotify"}
+	for _, img := range e.images {
+		for _, l := range img.Layers {
+			c.Layers = append(c.Layers, v1.LayerCache{MetaDigest: l.MetaDigest, CachedBytes: 100})
+		}
+	}
+	return document(c)
+}
+
+func (e *Edge) imageWarm(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	var doc msg.Document
+	var req v1.EdgeWarm
+	if err := s.Parse(&doc); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(doc.Json, &req); err != nil {
+		return nil, err
+	}
+	if err := s.SendMessage(ctx, &msg.ImageProgress{Done: 1, Total: 2}); err != nil {
+		return nil, err
+	}
+	return document(v1.WarmProgress{Node: e.node.ID, Done: 2, Total: 2, Trace: !req.All, End: true})
+}
+
+func (e *Edge) imageEvict(_ context.Context, _ *aether.Stream, d *msg.Document) (*msg.Document, error) {
+	var layers []v1.Layer
+	if err := json.Unmarshal(d.Json, &layers); err != nil {
+		return nil, err
+	}
+	return document(v1.EvictReport{Node: e.node.ID, FreedBytes: 100 * int64(len(layers))})
+}
+
+func (e *Edge) imageTrim(_ context.Context, _ *aether.Stream, d *msg.Document) (*msg.Empty, error) {
+	var keep v1.EdgeKeep
+	if err := json.Unmarshal(d.Json, &keep); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.kept = &keep
+	return &msg.Empty{}, nil
 }

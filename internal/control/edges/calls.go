@@ -126,15 +126,26 @@ func (p *Pool) Watch(ctx context.Context, node v1.Node, from uint64, each func(v
 	}
 }
 
-// Export writes the root file system of an image that an edge has to w, as a tar.
-func (p *Pool) Export(ctx context.Context, node v1.Node, digest string, w io.Writer) error {
-	c, err := p.Conn(ctx, node)
+// Snapshot packs a sandbox into an image of its edge.
+func (p *Pool) Snapshot(ctx context.Context, node v1.Node, req *v1.EdgeSnapshot, progress func(*msg.ImageProgress) error) (v1.Image, error) {
+	return working[v1.Image](ctx, p, node, "sandbox.snapshot", req, progress)
+}
+
+// Pull has an edge make an image of a registry's.
+func (p *Pool) Pull(ctx context.Context, node v1.Node, req *v1.RegistryRequest, progress func(*msg.ImageProgress) error) (v1.Image, error) {
+	return working[v1.Image](ctx, p, node, "image.pull", req, progress)
+}
+
+// Push has an edge send an image to a registry.
+func (p *Pool) Push(ctx context.Context, node v1.Node, req *v1.EdgePush, progress func(*msg.ImageProgress) error) (v1.Pushed, error) {
+	return working[v1.Pushed](ctx, p, node, "image.push", req, progress)
+}
+
+// Export writes an image that an edge sends to w.
+func (p *Pool) Export(ctx context.Context, node v1.Node, req *v1.EdgeExport, w io.Writer) error {
+	s, err := p.open(ctx, node, "image.export", req)
 	if err != nil {
 		return err
-	}
-	s, err := c.Open(ctx, "", "image.export", &msg.ImageRequest{Digest: digest})
-	if err != nil {
-		return answer(ctx, node, err)
 	}
 	defer s.Cancel()
 	for {
@@ -145,13 +156,62 @@ func (p *Pool) Export(ctx context.Context, node v1.Node, digest string, w io.Wri
 		if err != nil {
 			return answer(ctx, node, err)
 		}
-		if f.IsMessage {
-			continue
-		}
 		if _, err := w.Write(f.Payload); err != nil {
 			return err
 		}
 	}
+}
+
+// open begins a stream of the edge's own with a document.
+func (p *Pool) open(ctx context.Context, node v1.Node, method string, req any) (*aether.Stream, error) {
+	raw, err := json.Marshal(req)
+	if err != nil {
+		return nil, errs.Wrap(errs.InternalError, method, "encode", err)
+	}
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	return c.Open(ctx, "", method, &msg.Document{Json: raw})
+}
+
+// Fork makes children of a sandbox on its edge; each is told as it is made or has failed.
+func (p *Pool) Fork(ctx context.Context, node v1.Node, req *v1.EdgeFork, each func(v1.CreateResult) error) error {
+	s, err := p.open(ctx, node, "sandbox.fork", req)
+	if err != nil {
+		return err
+	}
+	defer s.Cancel()
+	for {
+		f, err := s.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			return answer(ctx, node, s.Result(&msg.Empty{}))
+		}
+		if err != nil {
+			return answer(ctx, node, err)
+		}
+		var doc msg.Document
+		var r v1.CreateResult
+		if err := doc.ParseWire(f.Payload); err != nil {
+			return err
+		}
+		if err := json.Unmarshal(doc.Json, &r); err != nil {
+			return errs.New(errs.ProtocolError, "sandbox.fork", "the edge's answer does not parse").Because(err)
+		}
+		if err := each(r); err != nil {
+			return err
+		}
+	}
+}
+
+// working calls a method that tells its progress and ends with a document.
+func working[T any](ctx context.Context, p *Pool, node v1.Node, method string, req any, progress func(*msg.ImageProgress) error) (out T, err error) {
+	s, err := p.open(ctx, node, method, req)
+	if err != nil {
+		return out, err
+	}
+	defer s.Cancel()
+	return out, answer(ctx, node, receive(ctx, s, method, progress, &out))
 }
 
 const importChunk = 256 << 10
@@ -179,7 +239,8 @@ func (p *Pool) Import(ctx context.Context, node v1.Node, req *msg.ImageImportReq
 			cancel(err)
 		}
 	}()
-	image, err := receiveImport(ctx, s, progress)
+	var image v1.Image
+	err = receive(ctx, s, "image.import", progress, &image)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
@@ -212,30 +273,29 @@ func sendAll(ctx context.Context, s *aether.Stream, body io.Reader) error {
 	}
 }
 
-func receiveImport(ctx context.Context, s *aether.Stream, progress func(*msg.ImageProgress) error) (v1.Image, error) {
-	var image v1.Image
+// receive reads progress, and then the answer into out.
+func receive(ctx context.Context, s *aether.Stream, method string, progress func(*msg.ImageProgress) error, out any) error {
 	for {
 		f, err := s.Recv(ctx)
 		if errors.Is(err, io.EOF) {
 			var doc msg.Document
 			if err := s.Result(&doc); err != nil {
-				return image, err
+				return err
 			}
-			err := json.Unmarshal(doc.Json, &image)
-			return image, errs.Wrap(errs.ProtocolError, "image.import", "the edge's answer does not parse", err)
+			return errs.Wrap(errs.ProtocolError, method, "the edge's answer does not parse", json.Unmarshal(doc.Json, out))
 		}
 		if err != nil {
-			return image, err
+			return err
 		}
 		if !f.IsMessage {
 			continue
 		}
 		var m msg.ImageProgress
 		if err := m.ParseWire(f.Payload); err != nil {
-			return image, err
+			return err
 		}
 		if err := progress(&m); err != nil {
-			return image, err
+			return err
 		}
 	}
 }

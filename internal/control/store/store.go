@@ -91,11 +91,14 @@ type Images interface {
 	FollowImages(ctx context.Context, apply func(Change[v1.Image]) error) error
 }
 
-// Keys holds the cluster's secrets.
+// Keys holds what a cluster has one of: its secret, and the id of its object store.
 type Keys interface {
 	// SigningKey returns the key of capability tokens, made on first use; all callers of
 	// one cluster get the same.
 	SigningKey(ctx context.Context) ([]byte, error)
+	// ObjectStore says which object store has the catalogue's images: id, if none is
+	// recorded yet; with an empty id nothing is recorded and the answer may be empty.
+	ObjectStore(ctx context.Context, id string) (string, error)
 }
 
 // Claims lets one apiserver of all create under an idempotency key.

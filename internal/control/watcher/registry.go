@@ -327,6 +327,15 @@ func (r *Registry) List(f Filter) v1.SandboxList {
 	return out
 }
 
+// Each calls do for each known sandbox, which must not be changed.
+func (r *Registry) Each(do func(*v1.Sandbox)) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, e := range r.sandboxes {
+		do(e.sb)
+	}
+}
+
 // States counts sandboxes by state.
 func (r *Registry) States() map[v1.State]int {
 	r.mu.RLock()

@@ -4,19 +4,18 @@
 package local
 
 import (
-	"bufio"
 	"context"
+	"errors"
 	"io"
-	"os"
+	"slices"
 	"time"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 	"dsec/internal/image"
-	"dsec/internal/image/export"
-	"dsec/internal/image/layer"
 	"dsec/internal/image/source"
 	"dsec/internal/image/store"
+	"dsec/internal/image/trace"
 )
 
 // Images implements edge.Images and container.Layers over a store.
@@ -41,6 +40,9 @@ var formats = map[string]source.Format{
 
 // Import implements edge.Images.
 func (i *Images) Import(ctx context.Context, archive io.Reader, format string, progress func(v1.ImageProgress)) (v1.Image, error) {
+	if format == v1.ExportSnapshot {
+		return i.readArchive(ctx, archive, progress)
+	}
 	f, ok := formats[format]
 	if !ok {
 		return v1.Image{}, errs.New(errs.BadRequest, "image.import", "unknown format "+format+"; known: auto, tar, docker-archive, oci-layout, dir")
@@ -57,55 +59,6 @@ func (i *Images) Import(ctx context.Context, archive io.Reader, format string, p
 	return wire(img), nil
 }
 
-// exportChunk is what is written at once of an export.
-const exportChunk = 256 << 10
-
-// Export implements edge.Images.
-func (i *Images) Export(ctx context.Context, digest string, w io.Writer) error {
-	img, err := i.store.Get(digest)
-	if err != nil {
-		return err
-	}
-	var files []*os.File
-	defer func() {
-		for _, f := range files {
-			f.Close()
-		}
-	}()
-	open := func(path string) (*os.File, error) {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, errs.Wrap(errs.ImageCorrupt, "image.export", "open a blob of the image", err)
-		}
-		files = append(files, f)
-		return f, nil
-	}
-	var layers []*layer.Reader
-	for _, l := range img.Layers {
-		blobs := i.store.LayerFiles(l)
-		meta, err := open(blobs.Meta)
-		if err != nil {
-			return err
-		}
-		var data io.ReaderAt
-		if blobs.Data != "" {
-			if data, err = open(blobs.Data); err != nil {
-				return err
-			}
-		}
-		r, err := layer.NewReader(meta, l.MetaSize, data, l.DataSize)
-		if err != nil {
-			return err
-		}
-		layers = append(layers, r)
-	}
-	out := bufio.NewWriterSize(w, exportChunk)
-	if _, err := export.Tar(ctx, out, export.TarOptions{}, layers...); err != nil {
-		return err
-	}
-	return out.Flush()
-}
-
 // Delete implements edge.Images.
 func (i *Images) Delete(_ context.Context, digest string) error { return i.store.Delete(digest) }
 
@@ -118,43 +71,106 @@ func (i *Images) List(context.Context) ([]v1.Image, error) {
 	return out, nil
 }
 
-// Find implements edge.Images.
-func (i *Images) Find(digest string) error {
+// Ready implements edge.Images: nothing of the image needs to be here, if it is known where
+// its layers are.
+func (i *Images) Ready(img *v1.Image) error {
+	list := layers(img)
+	for _, l := range list {
+		if err := store.Stored(l); err != nil {
+			return err
+		}
+	}
+	if len(img.Parts) > 0 {
+		return nil
+	}
+	return chainOf(list).Check()
+}
+
+// Has implements edge.Images.
+func (i *Images) Has(digest string) bool {
 	_, err := i.store.Get(digest)
-	return err
+	return err == nil
 }
 
 // Acquire implements container.Layers: the image's layers, highest first.
 func (i *Images) Acquire(ctx context.Context, img *v1.Image) (mounts []int, release func(), err error) {
-	var releases []func()
-	release = func() {
-		for _, r := range releases {
-			r()
-		}
+	list := layers(img)
+	slices.Reverse(list)
+	if mounts, release, err = i.acquire(ctx, list); err != nil {
+		release()
+		return nil, nil, err
 	}
-	for n := len(img.Layers) - 1; n >= 0; n-- {
-		l := img.Layers[n]
-		fd, r, err := i.mounts.Acquire(ctx, image.Layer{Kind: l.Kind, MetaDigest: l.MetaDigest, MetaSize: l.MetaBytes, DataDigest: l.DataDigest, DataSize: l.DataBytes})
-		if err != nil {
-			release()
-			return nil, nil, err
-		}
-		mounts = append(mounts, fd)
-		releases = append(releases, r)
+	i.store.Trace(img.Digest, layers(img))
+	if len(img.Parts) == 0 {
+		i.store.Used(unwire(img))
 	}
 	return mounts, release, nil
 }
 
-func wire(img image.Image) v1.Image {
-	out := v1.Image{
-		Digest: img.Digest, CreatedAt: time.UnixMilli(img.CreatedUnixMS).UTC(), Bytes: img.SizeBytes, Files: img.Files,
-		Config: v1.ImageConfig{
-			Env: img.Config.Env, Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd, User: img.Config.User,
-			WorkDir: img.Config.WorkDir, Volumes: img.Config.Volumes, Labels: img.Config.Labels,
-		},
+// Roots implements edge.Images.
+func (i *Images) Roots() ([]v1.Layer, error) {
+	list, err := i.store.Roots()
+	return wireLayers(list), err
+}
+
+// Cache implements edge.Images.
+func (i *Images) Cache(of []v1.Layer) v1.ImageCache {
+	c := i.store.Cache()
+	out := v1.ImageCache{Mode: string(c.Mode()), UsedBytes: c.Used(), LimitBytes: c.Limit()}
+	list := layers(&v1.Image{Layers: of})
+	if of == nil {
+		list = i.store.Layers()
 	}
-	for _, l := range img.Layers {
-		out.Layers = append(out.Layers, v1.Layer{Kind: l.Kind, MetaDigest: l.MetaDigest, MetaBytes: l.MetaSize, DataDigest: l.DataDigest, DataBytes: l.DataSize})
+	for n, has := range i.store.Cached(list) {
+		out.Layers = append(out.Layers, v1.LayerCache{
+			MetaDigest: list[n].MetaDigest, CachedBytes: has.MetaBytes + has.Cached, ReadBytes: has.Read, FetchedBytes: has.Fetched, FailedReads: has.Failed,
+		})
 	}
 	return out
+}
+
+// Warm implements edge.Images.
+func (i *Images) Warm(ctx context.Context, img *v1.Image, all bool, progress func(done, total int64)) (traced bool, err error) {
+	var t trace.Trace
+	if !all {
+		if t, err = i.store.LoadTrace(ctx, img.Digest); err != nil {
+			return false, err
+		}
+	}
+	return t != nil, i.store.Warm(ctx, layers(img), all, t, progress)
+}
+
+// Evict implements edge.Images.
+func (i *Images) Evict(list []v1.Layer) (freed int64, inUse int, err error) {
+	for _, l := range layers(&v1.Image{Layers: list}) {
+		i.mounts.Forget(l)
+		has := i.store.Cached([]image.Layer{l})[0]
+		switch err := i.store.Drop(l); {
+		case errors.Is(err, errs.StateConflict):
+			inUse++
+		case err != nil:
+			return freed, inUse, err
+		default:
+			freed += has.MetaBytes + has.Cached
+		}
+	}
+	return freed, inUse, nil
+}
+
+// Trim implements edge.Images.
+func (i *Images) Trim(keep v1.EdgeKeep) error {
+	in := func(list []string) func(string) bool {
+		set := make(map[string]bool, len(list))
+		for _, d := range list {
+			set[d] = true
+		}
+		return func(d string) bool { return set[d] }
+	}
+	keepLayer := in(keep.Layers)
+	for _, l := range i.store.Layers() {
+		if !keepLayer(l.MetaDigest) {
+			i.mounts.Forget(l)
+		}
+	}
+	return i.store.Trim(in(keep.Images), keepLayer)
 }

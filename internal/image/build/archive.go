@@ -45,7 +45,7 @@ func writeArchive(r *Recipe, sum hash.Hash, layerTar io.Reader, size int64, out 
 	digest := hex.EncodeToString(sum.Sum(nil))
 	config, err := json.Marshal(map[string]any{
 		"architecture": "amd64", "os": "linux",
-		"config": map[string]any{"Env": c.Env, "User": c.User, "WorkingDir": c.WorkDir, "Entrypoint": c.Entrypoint, "Cmd": c.Cmd, "Labels": c.Labels},
+		"config": map[string]any{"Env": c.Env, "User": c.User, "WorkingDir": c.WorkDir, "Cmd": c.Cmd, "Labels": c.Labels},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + digest}},
 	})
 	if err != nil {

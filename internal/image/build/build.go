@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"dsec/api/v1/errs"
-	"dsec/internal/image"
 	"dsec/internal/image/layer"
 
 	"golang.org/x/sys/unix"
@@ -26,9 +25,6 @@ import (
 type Options struct {
 	// TempDir holds the root file system while it is made (default: the system's).
 	TempDir string
-	// Image gives what a recipe may build upon: an image by name or digest, what it says of
-	// running programs, and its files as a tar, which files writes. nil: no image is known.
-	Image func(ctx context.Context, name string) (config image.Config, files func(io.Writer) error, err error)
 	// Progress is told one line at a time what happens, tools' output included.
 	Progress func(line string)
 }
@@ -50,7 +46,7 @@ func Build(ctx context.Context, r *Recipe, out io.Writer, opts Options) error {
 	if err := os.Chmod(tmp, 0o711); err != nil { // apt reads its lists as another user
 		return layer.DiskError("make build directory", err)
 	}
-	b := &builder{recipe: r, root: filepath.Join(tmp, "root"), image: opts.Image, tell: opts.Progress}
+	b := &builder{recipe: r, root: filepath.Join(tmp, "root"), tell: opts.Progress}
 	if err := os.Mkdir(b.root, 0o755); err != nil {
 		return layer.DiskError("make root directory", err)
 	}
@@ -69,14 +65,10 @@ func Build(ctx context.Context, r *Recipe, out io.Writer, opts Options) error {
 type builder struct {
 	recipe *Recipe
 	root   string
-	image  func(context.Context, string) (image.Config, func(io.Writer) error, error)
 	tell   func(string)
 }
 
 func (b *builder) base(ctx context.Context) error {
-	if name := b.recipe.Image(); name != "" {
-		return b.upon(ctx, name)
-	}
 	switch b.recipe.From {
 	case FromDebian:
 		return b.debian(ctx)

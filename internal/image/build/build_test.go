@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,8 +31,7 @@ func TestRecipes(t *testing.T) {
 		{"unknown key in a step", "from: scratch\nsteps:\n  - copy: {src: a, dst: /b}\n", "[3:"},
 		{"wrong type", "from: scratch\ncmd: {a: b}\n", "[2:"},
 		{"no from", "cmd: [a]\n", "from is missing"},
-		{"packages upon an image", "from: alpine\npackages: [git]\n", "run step"},
-		{"debian's packages without a suite", "from: debian\npackages: [git]\n", "suite"},
+		{"debian without a suite", "from: debian\n", "suite"},
 		{"packages without debian", "from: busybox\npackages: [git]\n", "from: debian"},
 		{"an option as a package", "from: debian\nsuite: bookworm\npackages: [\"--help\"]\n", "package name"},
 		{"both in one step", "from: scratch\nsteps: [{run: a, copy: {src: a, dest: /b}}]\n", "step 1"},
@@ -336,5 +336,57 @@ func TestAptSourcesOfThisMachineServeTheSuite(t *testing.T) {
 	}
 	if none := aptSources(t.TempDir(), "host", "trixie"); none != nil {
 		t.Errorf("got %v", none)
+	}
+}
+
+// Keys tell steps apart by all that makes their result, and by nothing else.
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "f")
+	write := func(content string, mode os.FileMode) {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(file, []byte(content), 0o644), os.Chmod(file, mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	keys := func(base, text string) []string {
+		t.Helper()
+		r, err := Parse([]byte(text), dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := r.Keys(t.Context(), base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	const text = "from: some/image\nenv: {A: b}\nuser: me\nsteps:\n  - run: one\n  - copy: {src: f, dest: /f}\n  - run: two\n"
+	write("x", 0o644)
+	was := keys("base", text)
+	if again := keys("base", strings.Replace(text, "user: me", "cmd: [sh]", 1)); !slices.Equal(was, again) {
+		t.Error("how programs run makes no other steps")
+	}
+	for what, c := range map[string]struct {
+		base, text, content string
+		mode                os.FileMode
+		same                int
+	}{
+		"another base":      {"other", text, "x", 0o644, 0},
+		"another variable":  {"base", strings.Replace(text, "A: b", "A: c", 1), "x", 0o644, 0},
+		"another content":   {"base", text, "y", 0o644, 1},
+		"another mode":      {"base", text, "x", 0o755, 1},
+		"another last step": {"base", strings.Replace(text, "two", "three", 1), "x", 0o644, 2},
+	} {
+		write(c.content, c.mode)
+		now := keys(c.base, c.text)
+		same := 0
+		for same < len(now) && now[same] == was[same] {
+			same++
+		}
+		if same != c.same {
+			t.Errorf("%s: %d steps are the same, want %d", what, same, c.same)
+		}
 	}
 }

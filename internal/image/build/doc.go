@@ -7,5 +7,8 @@
 // a mount and PID namespace of their own that dies with them; nothing stays
 // mounted. A recipe is trusted as its author is: it is not a sandbox.
 //
+// Steps can as well be done by others, in a sandbox: steps.go says what each needs and by which
+// keys results can be used again. Then nothing of a recipe's own runs here.
+//
 // Start reading at recipe.go, then build.go. It must not know of stores or layers.
 package build

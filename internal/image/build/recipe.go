@@ -1,10 +1,8 @@
 package build
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -22,8 +20,7 @@ import (
 
 const phase = "image.build"
 
-// What a recipe starts from, unless it is the name of an image. Debian without a suite is
-// such a name too.
+// What a recipe starts from.
 const (
 	FromDebian  = "debian"
 	FromBusybox = "busybox"
@@ -42,8 +39,7 @@ type Recipe struct {
 	Cmd      []string          `yaml:"cmd"`
 	Labels   map[string]string `yaml:"labels"`
 
-	dir        string   // where copy steps take their files from
-	entrypoint []string // of the image that this builds upon
+	dir string // where copy steps take their files from
 }
 
 // Step is one of a copy and a command.
@@ -116,9 +112,6 @@ func Fields() string {
 func (r *Recipe) check() error {
 	switch r.From {
 	case FromDebian:
-		if r.Image() != "" {
-			break
-		}
 		if !suiteName.MatchString(r.Suite) {
 			return fmt.Errorf("suite %q: name a Debian release, such as bookworm", r.Suite)
 		}
@@ -132,10 +125,10 @@ func (r *Recipe) check() error {
 			return fmt.Errorf("suite and packages are for from: debian, not %s", r.From)
 		}
 	case "":
-		return errors.New("from is missing: debian, busybox, scratch, or the name of an image")
-	default:
+		return errors.New("from is missing: debian, busybox, scratch or the name of an image")
+	default: // an image of the catalogue
 		if r.Suite != "" || len(r.Packages) > 0 {
-			return fmt.Errorf("suite and packages are for from: debian; install into the image %s by a run step", r.From)
+			return fmt.Errorf("suite and packages are for from: debian, not %s", r.From)
 		}
 	}
 	for i, s := range r.Steps {
@@ -152,40 +145,6 @@ func (r *Recipe) check() error {
 		return fmt.Errorf("workdir %q: use an absolute path", r.WorkDir)
 	}
 	return nil
-}
-
-// Image is the name or digest of the image that the recipe builds upon; empty: none.
-func (r *Recipe) Image() string {
-	switch r.From {
-	case FromBusybox, FromScratch, "":
-		return ""
-	case FromDebian:
-		if r.Suite != "" || len(r.Packages) > 0 {
-			return ""
-		}
-	}
-	return r.From
-}
-
-// inherit takes from the image that the recipe builds upon what it does not say itself.
-func (r *Recipe) inherit(c image.Config) {
-	env := map[string]string{}
-	for _, kv := range c.Env {
-		if k, v, ok := strings.Cut(kv, "="); ok {
-			env[k] = v
-		}
-	}
-	maps.Copy(env, r.Env)
-	labels := maps.Clone(c.Labels)
-	if labels == nil {
-		labels = map[string]string{}
-	}
-	maps.Copy(labels, r.Labels)
-	r.Env, r.Labels = env, labels
-	r.User, r.WorkDir = cmp.Or(r.User, c.User), cmp.Or(r.WorkDir, c.WorkDir)
-	if r.Cmd == nil {
-		r.Cmd, r.entrypoint = c.Cmd, c.Entrypoint
-	}
 }
 
 func (s Step) check() error {
@@ -223,7 +182,7 @@ func (c Copy) perm() (uint32, error) {
 // Config is what the recipe says about running programs: a tar cannot carry it,
 // so it goes into the import beside the tar.
 func (r *Recipe) Config() image.Config {
-	c := image.Config{User: r.User, WorkDir: r.WorkDir, Entrypoint: r.entrypoint, Cmd: r.Cmd, Labels: r.Labels}
+	c := image.Config{User: r.User, WorkDir: r.WorkDir, Cmd: r.Cmd, Labels: r.Labels}
 	for k, v := range r.Env {
 		c.Env = append(c.Env, k+"="+v)
 	}

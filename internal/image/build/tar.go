@@ -17,7 +17,15 @@ import (
 // writeTar writes the tree at root as a tar with numeric owners, xattrs, devices
 // and hard links, sorted by name.
 func writeTar(ctx context.Context, root string, out io.Writer) error {
-	t := &tarWriter{tw: tar.NewWriter(out), links: map[[2]uint64]string{}}
+	return (&tarWriter{tw: tar.NewWriter(out), links: map[[2]uint64]string{}}).write(ctx, root)
+}
+
+// writeTree is writeTar of what is in the tree, without its root.
+func writeTree(ctx context.Context, root string, out io.Writer) error {
+	return (&tarWriter{tw: tar.NewWriter(out), links: map[[2]uint64]string{}, bare: true}).write(ctx, root)
+}
+
+func (t *tarWriter) write(ctx context.Context, root string) error {
 	if err := t.walk(ctx, root, "."); err != nil {
 		return errs.Wrap(errs.InternalError, phase, "write tar", err)
 	}
@@ -30,14 +38,17 @@ func writeTar(ctx context.Context, root string, out io.Writer) error {
 type tarWriter struct {
 	tw    *tar.Writer
 	links map[[2]uint64]string
+	bare  bool // no entry for the root
 }
 
 func (t *tarWriter) walk(ctx context.Context, dir, name string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := t.entry(dir, name); err != nil {
-		return err
+	if name != "." || !t.bare {
+		if err := t.entry(dir, name); err != nil {
+			return err
+		}
 	}
 	list, err := os.ReadDir(dir) // sorted
 	if err != nil {

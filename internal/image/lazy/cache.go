@@ -26,8 +26,8 @@ type Filler interface {
 	Bounds() []int64
 	// Hole says that chunk i is all zeros; holes are never fetched.
 	Hole(i int) bool
-	// Fetch fetches the chunks [i, j) and hands their verified bytes to put, in
-	// order and without the holes among them; it returns nil only when all was put.
+	// Fetch fetches the chunks [i, j) and hands their verified bytes to put, each
+	// chunk's in order and without the holes; it returns nil only when all was put.
 	// put is not for concurrent use, copies what it is given, and its error ends
 	// the fetch. Errors that are not retryable (package errs) go to the readers at
 	// once, others are tried again until the deadline. What was put whole chunks of
@@ -162,6 +162,7 @@ type Cache struct {
 	done   map[*blob]bool // complete since the janitor looked
 	fuse   *fuseServer
 	closed bool
+	gone   Stats // of blobs that were removed
 
 	trimMu   sync.Mutex
 	used     atomic.Int64 // bytes of filled chunks
@@ -380,20 +381,11 @@ func (c *Cache) Blob(ctx context.Context, digest string, size int64, f Filler) (
 		return nil, err
 	}
 	for {
-		c.mu.Lock()
-		if c.closed {
-			c.mu.Unlock()
-			return nil, errs.New(errs.ShuttingDown, phase, "the cache is closed")
+		h, err := c.handle(digest)
+		if err != nil {
+			return nil, err
 		}
-		b := c.blobs[digest]
-		if b == nil {
-			b = newBlob(c, digest)
-			c.blobs[digest] = b
-		}
-		b.refs++
-		c.mu.Unlock()
-		h := &Blob{b: b}
-		again, err := b.ready(ctx, t, f)
+		again, err := h.b.ready(ctx, t, f)
 		if err == nil && !again {
 			return h, nil
 		}
@@ -402,6 +394,22 @@ func (c *Cache) Blob(ctx context.Context, digest string, size int64, f Filler) (
 			return nil, err
 		}
 	}
+}
+
+// handle counts one more that has the blob, of which nothing may be there yet.
+func (c *Cache) handle(digest string) (*Blob, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, errs.New(errs.ShuttingDown, phase, "the cache is closed")
+	}
+	b := c.blobs[digest]
+	if b == nil {
+		b = newBlob(c, digest)
+		c.blobs[digest] = b
+	}
+	b.refs++
+	return &Blob{b: b}, nil
 }
 
 // ready sets the blob up and guards it.
@@ -450,7 +458,7 @@ func (b *blob) create(t *table) error {
 	err = f.Truncate(t.size()) // what it may hold from earlier is punched out before it is guarded
 	var st *state
 	if err == nil {
-		st, err = createState(b.dir, b.c.opts.BootID, t)
+		st, err = createState(b.dir, b.c.opts.BootID, t, newBitmap(t.n()))
 	}
 	if err != nil {
 		f.Close()
@@ -805,8 +813,38 @@ func (c *Cache) Stats() map[string]Stats {
 	return out
 }
 
+// Totals are the counts of all blobs since the cache was opened, also of those that went.
+func (c *Cache) Totals() Stats {
+	c.mu.Lock()
+	all := c.gone
+	blobs := make([]*blob, 0, len(c.blobs))
+	for _, b := range c.blobs {
+		blobs = append(blobs, b)
+	}
+	c.mu.Unlock()
+	for _, b := range blobs {
+		all.add(b.counts())
+	}
+	return all
+}
+
+func (s *Stats) add(o Stats) {
+	s.Reads += o.Reads
+	s.Hits += o.Hits
+	s.Failed += o.Failed
+	s.Read += o.Read
+	s.Fetched += o.Fetched
+	s.Ahead += o.Ahead
+	s.Fetches += o.Fetches
+	s.Evicted += o.Evicted
+	s.Cached += o.Cached
+}
+
 // Used is how many bytes of data the cache holds.
 func (c *Cache) Used() int64 { return c.used.Load() }
+
+// Limit is what Options said; 0 is none.
+func (c *Cache) Limit() int64 { return c.opts.Limit }
 
 // Unclaimed lists blobs that an earlier process served and that nobody has opened
 // in this one. They are served until they are not mounted any more.

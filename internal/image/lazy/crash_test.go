@@ -375,7 +375,7 @@ func TestCrash(t *testing.T) {
 func TestAbandonedReadersFail(t *testing.T) {
 	for _, mode := range []lazy.Mode{lazy.Fanotify, lazy.FUSE} {
 		t.Run(string(mode), func(t *testing.T) {
-			r := newCrashRig(t, mode, 1, 8<<20, 0, 300*time.Millisecond)
+			r := newCrashRig(t, mode, 1, 48<<20, 0, 300*time.Millisecond)
 			if err := r.readers[0].check(0, 1<<20); err != nil {
 				t.Fatal(err)
 			}

@@ -81,11 +81,13 @@ func (c *Cache) remove(b *blob) bool {
 		c.log.Warn("evicted blob not removed", "blob", b.digest, "error", err)
 	}
 	c.shrink(b)
-	c.mu.Lock()
-	delete(c.blobs, b.digest)
-	c.mu.Unlock()
 	b.stats.evicted.Add(n)
 	c.evicted.Add(n)
+	counts := b.counts()
+	c.mu.Lock()
+	delete(c.blobs, b.digest)
+	c.gone.add(counts)
+	c.mu.Unlock()
 	return true
 }
 

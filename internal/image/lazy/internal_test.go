@@ -80,7 +80,7 @@ func TestStateAcrossCrashes(t *testing.T) {
 		}
 		defer data.Close()
 		boot := "boot 0"
-		s, err := createState(dir, boot, tab)
+		s, err := createState(dir, boot, tab, newBitmap(tab.n()))
 		if err != nil {
 			rt.Fatal(err)
 		}

@@ -83,13 +83,13 @@ func syncDir(dir string) error {
 	return d.Sync()
 }
 
-// createState starts the state of a blob of which nothing is filled but its holes.
-func createState(dir, boot string, t *table) (*state, error) {
+// createState starts the state of a blob.
+func createState(dir, boot string, t *table, filled bitmap) (*state, error) {
 	if err := writeFile(filepath.Join(dir, tableFile), t.encode(), false); err != nil {
 		return nil, err
 	}
 	s := &state{dir: dir, t: t, safe: newBitmap(t.n())}
-	return s, s.startLive(boot, newBitmap(t.n()))
+	return s, s.startLive(boot, filled)
 }
 
 func (s *state) startLive(boot string, filled bitmap) error {

@@ -63,6 +63,23 @@ func (r *Recorder) Stop() Trace {
 	return r.Trace()
 }
 
+// Record is [Blob.Record] for a blob that someone has a handle of; nil if there is no such
+// blob, or all of it is there.
+func (c *Cache) Record(digest string, d time.Duration) *Recorder {
+	c.mu.Lock()
+	b := c.blobs[digest]
+	c.mu.Unlock()
+	if b == nil {
+		return nil
+	}
+	b.op.Lock()
+	defer b.op.Unlock()
+	if b.gone || b.st == nil || b.complete() {
+		return nil
+	}
+	return (&Blob{b: b}).Record(d)
+}
+
 func (b *blob) record(off, n int64) {
 	b.mu.Lock()
 	recs := b.rec

@@ -23,6 +23,7 @@ const maxAuthFile = 1 << 20
 type Auth struct {
 	Username, Password string
 	Token              string // a bearer token that the registry takes as it is
+	IdentityToken      string // an OAuth2 refresh token
 	// ConfigFile is a file as ~/.docker/config.json: what it has for the registry
 	// is used, and nothing if it has nothing. Credential helpers are not run.
 	ConfigFile string
@@ -31,7 +32,7 @@ type Auth struct {
 // String never shows secrets.
 func (a Auth) String() string {
 	switch {
-	case a.Token != "":
+	case a.Token != "" || a.IdentityToken != "":
 		return "a token"
 	case a.Username != "" || a.Password != "":
 		return fmt.Sprintf("user %q", a.Username)
@@ -44,9 +45,19 @@ func (a Auth) String() string {
 // GoString never shows secrets either.
 func (a Auth) GoString() string { return a.String() }
 
+// For is what a has for the registry of ref, without the file: for another machine to use.
+func (a Auth) For(ref string) (Auth, error) {
+	r, err := name.ParseReference(ref)
+	if err != nil {
+		return Auth{}, errs.Wrap(errs.BadRequest, phasePrefix+PhaseResolve, "read the reference "+fmt.Sprintf("%.200q", ref), err)
+	}
+	c, err := a.resolve(r.Context())
+	return Auth{Username: c.Username, Password: c.Password, Token: c.RegistryToken, IdentityToken: c.IdentityToken}, err
+}
+
 func (a Auth) resolve(repo name.Repository) (authn.AuthConfig, error) {
 	kinds := 0
-	for _, set := range []bool{a.Token != "", a.Username != "" || a.Password != "", a.ConfigFile != ""} {
+	for _, set := range []bool{a.Token != "", a.IdentityToken != "", a.Username != "" || a.Password != "", a.ConfigFile != ""} {
 		if set {
 			kinds++
 		}
@@ -56,6 +67,8 @@ func (a Auth) resolve(repo name.Repository) (authn.AuthConfig, error) {
 		return authn.AuthConfig{}, errs.New(errs.BadRequest, phasePrefix+PhaseResolve, "give one of user name with password, token, and file of credentials")
 	case a.Token != "":
 		return authn.AuthConfig{RegistryToken: a.Token}, nil
+	case a.IdentityToken != "":
+		return authn.AuthConfig{IdentityToken: a.IdentityToken}, nil
 	case a.ConfigFile == "":
 		return authn.AuthConfig{Username: a.Username, Password: a.Password}, nil
 	}

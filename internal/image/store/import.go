@@ -2,34 +2,26 @@ package store
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
-	"dsec/api/v1/errs"
 	"dsec/internal/image"
 	"dsec/internal/image/layer"
 	"dsec/internal/image/source"
-
-	"golang.org/x/sys/unix"
 )
 
 // Phases of an import, as its progress tells them.
 const (
 	PhaseRead   = "read"   // the source, into the data blob
 	PhaseEncode = "encode" // the metadata blob
-	PhaseSync   = "sync"   // to disk
+	PhaseStore  = "store"  // both, into the object store
 	PhaseDone   = "done"
 )
 
-// Progress of an import. Done counts bytes of file contents; Total is 0 where
-// the source does not say.
+// Progress of an import. Done counts bytes of file contents, in PhaseStore of the data
+// blob; Total is 0 where the source does not say.
 type Progress struct {
 	Phase   string
 	Done    int64
@@ -46,206 +38,81 @@ type ImportOptions struct {
 	Config *image.Config
 	// Total is how many bytes the source holds, if known, for progress.
 	Total int64
-	// Progress is called every few MiB or some hundred entries, from the
-	// importing goroutine.
+	// Progress is called every few MiB or some hundred entries, from one goroutine at
+	// a time.
 	Progress func(Progress)
 }
 
 const (
 	progressBytes   = 4 << 20
 	progressEntries = 512
-	flushBytes      = 8 << 20 // how much is written before the disk is told to start
 )
 
 // ImportPath imports the directory or file at path. Importing the same content
 // again returns the same image. On error nothing is left. Errors: image_corrupt,
 // image_unsupported, body_too_large, path_not_found, disk_full, bad_request.
 func (s *Store) ImportPath(ctx context.Context, path string, opts ImportOptions) (image.Image, error) {
-	return s.doImport(ctx, opts, func(b *layer.Builder, so source.Options) (source.Result, error) {
+	return s.Import(ctx, opts, func(b *layer.Builder, so source.Options) (source.Result, error) {
 		return source.Path(ctx, path, b, so)
 	})
 }
 
 // ImportStream is [Store.ImportPath] for a tar or an image archive read from r.
 func (s *Store) ImportStream(ctx context.Context, r io.Reader, opts ImportOptions) (image.Image, error) {
-	return s.doImport(ctx, opts, func(b *layer.Builder, so source.Options) (source.Result, error) {
+	return s.Import(ctx, opts, func(b *layer.Builder, so source.Options) (source.Result, error) {
 		return source.Stream(ctx, r, b, so)
 	})
 }
 
-type reader func(b *layer.Builder, so source.Options) (source.Result, error)
-
-func (s *Store) doImport(ctx context.Context, opts ImportOptions, read reader) (img image.Image, err error) {
-	tmp, err := os.MkdirTemp(s.tmpDir(), "import-")
+// Import makes an image of one layer from what read puts into the builder: packages
+// source and registry read. read is given opts.Source with a directory to spool in.
+// Importing the same content again returns the same image. On error nothing is left.
+func (s *Store) Import(ctx context.Context, opts ImportOptions, read func(*layer.Builder, source.Options) (source.Result, error)) (image.Image, error) {
+	var img image.Image
+	spool, err := os.MkdirTemp(s.path("tmp"), "spool-")
 	if err != nil {
-		return img, layer.DiskError("make import directory", err)
+		return img, layer.DiskError("make spool directory", err)
 	}
-	defer os.RemoveAll(tmp)
-	meta, err := os.Create(filepath.Join(tmp, "meta"))
-	if err != nil {
-		return img, layer.DiskError("make metadata blob", err)
-	}
-	defer meta.Close()
-	data, err := os.Create(filepath.Join(tmp, "data"))
-	if err != nil {
-		return img, layer.DiskError("make data blob", err)
-	}
-	defer data.Close()
-
+	defer os.RemoveAll(spool)
 	tell := opts.teller()
 	opts.Layer.Progress = tell.count
-	opts.Source.SpoolDir = tmp
-	b := layer.NewBuilder(&flushingFile{File: data}, opts.Layer)
-	tell.phase(PhaseRead)
-	got, err := read(b, opts.Source)
-	if err != nil {
-		return img, err
+	opts.Source.SpoolDir = spool
+	if opts.Kind == "" {
+		opts.Kind = image.KindBase
 	}
-	tell.phase(PhaseEncode)
-	res, err := b.Finish(meta)
-	if err != nil {
-		return img, err
-	}
-	tell.phase(PhaseSync)
-	if err := ctx.Err(); err != nil {
-		return img, errs.Wrap(errs.RequestCanceled, phase, "import image", err)
-	}
-	for _, f := range []*os.File{data, meta} {
-		if err := f.Sync(); err != nil {
-			return img, layer.DiskError("sync blobs", err)
+	l, err := s.addLayer(ctx, opts.Kind, tell.stored, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
+		b := layer.NewBuilder(data, opts.Layer)
+		tell.phase(PhaseRead)
+		got, err := read(b, opts.Source)
+		if err != nil {
+			return layer.Result{}, err
 		}
+		tell.phase(PhaseEncode)
+		res, err := b.Finish(meta)
+		if err != nil {
+			return layer.Result{}, err
+		}
+		img.Files, img.Config = res.Files, got.Config
+		for kind, n := range b.Skipped() {
+			img.Notes = append(img.Notes, fmt.Sprintf("left out %d × %s", n, kind))
+		}
+		slices.Sort(img.Notes)
+		tell.store(res.DataSize)
+		return res, nil
+	})
+	if err != nil {
+		return image.Image{}, err
 	}
-	img = describe(opts, got, res, b.Skipped())
-	img.CreatedUnixMS = s.now().UnixMilli()
-	if img, err = s.commit(img, tmp); err != nil {
-		return img, err
-	}
-	tell.phase(PhaseDone)
-	return img, nil
-}
-
-func describe(opts ImportOptions, got source.Result, res layer.Result, skipped map[string]int64) image.Image {
-	l := image.Layer{Kind: opts.Kind, MetaDigest: res.MetaDigest, MetaSize: res.MetaSize, DataDigest: res.DataDigest, DataSize: res.DataSize}
-	if l.Kind == "" {
-		l.Kind = image.KindBase
-	}
-	img := image.Image{
-		SizeBytes: l.MetaSize + l.DataSize,
-		Files:     res.Files,
-		Layers:    []image.Layer{l},
-		Config:    got.Config,
-	}
+	defer s.Release(l)
 	if opts.Config != nil {
 		img.Config = *opts.Config
 	}
-	for kind, n := range skipped {
-		img.Notes = append(img.Notes, fmt.Sprintf("left out %d × %s", n, kind))
-	}
-	slices.Sort(img.Notes)
-	img.Digest = digestOf(img)
-	return img
-}
-
-// commit moves the synced blobs of tmp to their places and writes the
-// description that makes the image exist.
-func (s *Store) commit(img image.Image, tmp string) (image.Image, error) {
-	p, err := json.MarshalIndent(img, "", "  ")
-	if err != nil {
-		return img, errs.Wrap(errs.InternalError, phase, "encode description", err)
-	}
-	desc := filepath.Join(tmp, "description")
-	if err := writeSynced(desc, append(p, '\n')); err != nil {
-		return img, err
-	}
-	l := img.Layers[0]
-	// Importing again is how damage is mended, so what is there is not taken at its name.
-	// Not under the lock: blobs are large.
-	damaged := map[string]bool{}
-	for digest, size := range map[string]int64{l.DataDigest: l.DataSize, l.MetaDigest: l.MetaSize} {
-		if digest == "" {
-			continue
-		}
-		err := s.verifyBlob(context.Background(), digest, size, func(int) {})
-		if err != nil && !errors.Is(err, errs.ImageCorrupt) {
-			return img, err
-		}
-		damaged[digest] = err != nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if old, ok := s.images[img.Digest]; ok && !damaged[l.DataDigest] && !damaged[l.MetaDigest] {
-		return old, nil
-	}
-	var placed []string
-	undo := func(err error) (image.Image, error) {
-		for _, p := range placed {
-			os.Remove(p)
-		}
+	img.Layers = []image.Layer{l}
+	if img, err = s.AddImage(ctx, img); err != nil {
 		return image.Image{}, err
 	}
-	for _, bl := range []struct{ from, digest string }{{"data", l.DataDigest}, {"meta", l.MetaDigest}} {
-		if bl.digest == "" {
-			continue
-		}
-		err := os.Link(filepath.Join(tmp, bl.from), s.blob(bl.digest))
-		if errors.Is(err, fs.ErrExist) {
-			if !damaged[bl.digest] { // it is the same, and may be mounted
-				continue
-			}
-			// Mounts of the old one go on with it; new ones must not share them.
-			if err := os.Rename(filepath.Join(tmp, bl.from), s.blob(bl.digest)); err != nil {
-				return undo(layer.DiskError("replace damaged blob", err))
-			}
-			s.replaced[bl.digest]++
-			continue
-		}
-		if err != nil {
-			return undo(layer.DiskError("place blob", err))
-		}
-		placed = append(placed, s.blob(bl.digest))
-	}
-	if err := syncDir(s.blobDir()); err != nil {
-		return undo(err)
-	}
-	hexDigest := strings.TrimPrefix(img.Digest, digestPfx)
-	if err := os.Rename(desc, s.description(hexDigest)); err != nil {
-		return undo(layer.DiskError("place description", err))
-	}
-	if err := syncDir(s.imageDir()); err != nil {
-		os.Remove(s.description(hexDigest))
-		return undo(err)
-	}
-	s.images[img.Digest] = img
-	delete(s.broken, img.Digest)
+	tell.phase(PhaseDone)
 	return img, nil
-}
-
-func writeSynced(path string, p []byte) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return layer.DiskError("make description", err)
-	}
-	_, err = f.Write(p)
-	if err == nil {
-		err = f.Sync()
-	}
-	return layer.DiskError("write description", errors.Join(err, f.Close()))
-}
-
-// flushingFile has the disk start on what was written long before the sync.
-type flushingFile struct {
-	*os.File
-	written, started int64
-}
-
-func (f *flushingFile) Write(p []byte) (int, error) {
-	n, err := f.File.Write(p)
-	if f.written += int64(n); f.written-f.started >= flushBytes {
-		// Only a hint; the sync at the end is what counts.
-		_ = unix.SyncFileRange(int(f.Fd()), f.started, f.written-f.started, unix.SYNC_FILE_RANGE_WRITE)
-		f.started = f.written
-	}
-	return n, err
 }
 
 // teller thins progress out.
@@ -262,6 +129,19 @@ func (o *ImportOptions) teller() *teller {
 func (t *teller) count(bytes, entries int64) {
 	t.now.Done, t.now.Entries = bytes, entries
 	if t.now.Done-t.last.Done >= progressBytes || t.now.Entries-t.last.Entries >= progressEntries {
+		t.tell()
+	}
+}
+
+// store begins the phase in which stored is called.
+func (t *teller) store(total int64) {
+	t.now.Done, t.now.Total = 0, total
+	t.phase(PhaseStore)
+}
+
+func (t *teller) stored(done int64) {
+	t.now.Done = done
+	if t.now.Done-t.last.Done >= progressBytes {
 		t.tell()
 	}
 }

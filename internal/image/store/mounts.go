@@ -16,19 +16,19 @@ import (
 // its descriptor alone, so a process that dies leaves none behind, and sandboxes
 // that cloned it keep theirs. It is safe for concurrent use.
 type Mounts struct {
-	files func(image.Layer) image.LayerFiles
-	key   func(image.Layer) string
+	use   func(context.Context, image.Layer) (image.LayerFiles, func(), error)
 	idle  time.Duration
 	mount func(context.Context, image.LayerFiles) (int, error)
 
 	mu     sync.Mutex
-	byMeta map[string]*mounted // by key: a metadata blob names its data blob
+	byMeta map[string]*mounted // a metadata blob names its data blob
 	closed bool
 }
 
 type mounted struct {
 	ready chan struct{} // closed when fd or err is set
 	fd    int
+	done  func() // the layer's files are not needed any more
 	err   error
 	users int
 	timer *time.Timer // runs while users is 0
@@ -36,14 +36,14 @@ type mounted struct {
 
 // NewMounts shares mounts of s's layers, each kept for idle after its last use.
 func NewMounts(s *Store, idle time.Duration) *Mounts {
-	return &Mounts{files: s.LayerFiles, key: s.mountKey, idle: idle, mount: image.Mount, byMeta: map[string]*mounted{}}
+	return &Mounts{use: s.Use, idle: idle, mount: image.Mount, byMeta: map[string]*mounted{}}
 }
 
 // Acquire returns the descriptor of l's detached mount, mounting it if needed,
 // and a function to call once when done with it. The descriptor is shared: do
 // not close it; [image.Clone] it for one's own.
 func (m *Mounts) Acquire(ctx context.Context, l image.Layer) (fd int, release func(), err error) {
-	key := m.key(l)
+	key := l.MetaDigest
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
@@ -78,10 +78,16 @@ func (m *Mounts) Acquire(ctx context.Context, l image.Layer) (fd int, release fu
 }
 
 func (m *Mounts) open(ctx context.Context, e *mounted, l image.Layer, key string) {
-	fd, err := m.mount(ctx, m.files(l))
+	fd := -1
+	files, done, err := m.use(ctx, l)
+	if err == nil {
+		if fd, err = m.mount(ctx, files); err != nil {
+			done()
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e.fd, e.err = fd, err
+	e.fd, e.done, e.err = fd, done, err
 	if err != nil && m.byMeta[key] == e {
 		delete(m.byMeta, key) // the next one tries anew
 	}
@@ -131,6 +137,16 @@ func (m *Mounts) drop(e *mounted, key string) {
 	if e.fd >= 0 {
 		unix.Close(e.fd)
 		e.fd = -1
+		e.done()
+	}
+}
+
+// Forget unmounts a layer that no one uses.
+func (m *Mounts) Forget(l image.Layer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e := m.byMeta[l.MetaDigest]; e != nil && e.users == 0 {
+		m.drop(e, l.MetaDigest)
 	}
 }
 

@@ -20,9 +20,10 @@ import (
 // fakeMounts counts mounts and closes, by descriptors of /dev/null.
 func fakeMounts(idle time.Duration, mount func(context.Context, image.LayerFiles) (int, error)) *Mounts {
 	return &Mounts{
-		key:   func(l image.Layer) string { return l.MetaDigest },
-		files: func(l image.Layer) image.LayerFiles { return image.LayerFiles{Meta: l.MetaDigest} },
-		idle:  idle, mount: mount, byMeta: map[string]*mounted{},
+		use: func(_ context.Context, l image.Layer) (image.LayerFiles, func(), error) {
+			return image.LayerFiles{Meta: l.MetaDigest}, func() {}, nil
+		},
+		idle: idle, mount: mount, byMeta: map[string]*mounted{},
 	}
 }
 
@@ -149,7 +150,7 @@ func TestACallerThatLeavesDoesNotSpoilTheMountForOthers(t *testing.T) {
 
 func TestRealMountsAreSharedAndOutliveTheImage(t *testing.T) {
 	t.Parallel()
-	s := open(t, t.TempDir())
+	s := open(t, t.TempDir()+"/node")
 	img, err := s.ImportPath(t.Context(), tree(t, map[string]string{"f": big("x")}), ImportOptions{})
 	if err != nil {
 		t.Fatal(err)

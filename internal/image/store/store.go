@@ -1,22 +1,22 @@
 package store
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
+	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"dsec/api/v1/errs"
 	"dsec/internal/image"
+	"dsec/internal/image/chunk"
 	"dsec/internal/image/layer"
+	"dsec/internal/image/lazy"
+	"dsec/internal/image/object"
 
 	"golang.org/x/sys/unix"
 )
@@ -29,97 +29,161 @@ const (
 
 // Store is safe for concurrent use.
 type Store struct {
-	dir  string
-	now  func() time.Time
-	lock *os.File
+	dir     string
+	now     func() time.Time
+	log     *slog.Logger
+	lock    *os.File
+	objects object.Store
+	writer  *chunk.Writer
+	reader  *chunk.Reader
+	maps    object.Store
+	data    *lazy.Cache
 
-	mu     sync.Mutex // guards the maps, and the directory's blobs and images
+	closing context.Context // ends with Close
+	end     context.CancelFunc
+	tasks   sync.WaitGroup
+
+	tracing map[string]bool // images of which a trace was or is recorded; guarded by mu
+
+	mu     sync.Mutex // guards the maps, and the directory but for data
 	images map[string]image.Image
-	broken map[string]error
-	// replaced counts, by digest, the blobs that were found damaged and replaced.
-	replaced map[string]int
+	layers map[string]image.Layer // by metadata digest
+	pins   map[string]*pin        // by metadata digest
+	uses   map[string]int         // by metadata digest: who has the files
+	own    map[string]own         // by file name
 }
 
-// Options of a store; the zero value is usable.
+// Options of a store. Objects is needed.
 type Options struct {
-	Now func() time.Time // for CreatedUnixMS
+	Objects object.Store     // where layers are kept; the caller closes it, after the store
+	Now     func() time.Time // for CreatedUnixMS
+	Log     *slog.Logger
+	Lazy    lazy.Options // of the cache of data; Reopen is the store's own
 }
 
-// Open opens the store in dir, making it if needed, and removes what a crash
-// left. A second process is refused with state_conflict. An unreadable
-// description does not stop it: that one image is then reported as corrupt.
-func Open(dir string, opts Options) (*Store, error) {
-	s := &Store{dir: dir, now: opts.Now, images: map[string]image.Image{}, broken: map[string]error{}, replaced: map[string]int{}}
+// Open opens the store in dir, making it if needed, and removes what a crash left. What
+// sandboxes read that outlived an earlier process is served on. A second process is
+// refused with state_conflict. Other errors: not_supported (data cannot be loaded on
+// demand here), disk_full, internal_error.
+func Open(ctx context.Context, dir string, opts Options) (_ *Store, err error) {
+	s := &Store{
+		dir: dir, now: opts.Now, log: opts.Log, objects: opts.Objects,
+		images: map[string]image.Image{}, layers: map[string]image.Layer{}, pins: map[string]*pin{}, uses: map[string]int{}, own: map[string]own{}, tracing: map[string]bool{},
+	}
 	if s.now == nil {
 		s.now = time.Now
 	}
-	for _, d := range []string{s.blobDir(), s.imageDir(), s.tmpDir()} {
-		if err := os.MkdirAll(d, 0o700); err != nil {
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	s.closing, s.end = context.WithCancel(context.WithoutCancel(ctx))
+	for _, d := range []string{"meta", "layers", "images", "own", "tmp"} {
+		if err := os.MkdirAll(s.path(d), 0o700); err != nil {
 			return nil, layer.DiskError("make store directory", err)
 		}
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
+	if s.lock, err = os.OpenFile(s.path("lock"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
 		return nil, layer.DiskError("open store lock", err)
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		lock.Close()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	if err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, errs.New(errs.StateConflict, phase, "another process has the image store "+dir+" open").Because(err)
 	}
-	s.lock = lock
 	if err := s.load(); err != nil {
-		lock.Close()
 		return nil, err
 	}
-	return s, nil
+	if s.maps, err = object.OpenDir(ctx, s.path("maps")); err != nil {
+		return nil, err
+	}
+	if s.reader, err = chunk.NewReader(opts.Objects, chunk.ReaderOptions{}); err != nil {
+		return nil, err
+	}
+	s.writer = chunk.NewWriter(opts.Objects, chunk.Options{Now: opts.Now})
+	opts.Lazy.Reopen = s.reopen
+	if opts.Lazy.Log == nil {
+		opts.Lazy.Log = s.log
+	}
+	// From here on what sandboxes of an earlier process read is answered.
+	s.data, err = lazy.Open(ctx, DataDir(dir), opts.Lazy)
+	return s, err
 }
 
-// Close gives the store up to other processes.
-func (s *Store) Close() error { return s.lock.Close() }
-
-func (s *Store) blobDir() string           { return filepath.Join(s.dir, "blobs", "sha256") }
-func (s *Store) imageDir() string          { return filepath.Join(s.dir, "images") }
-func (s *Store) tmpDir() string            { return filepath.Join(s.dir, "tmp") }
-func (s *Store) blob(digest string) string { return filepath.Join(s.blobDir(), digest) }
-func (s *Store) description(hexDigest string) string {
-	return filepath.Join(s.imageDir(), hexDigest+jsonExt)
+// Close gives the store up to other processes. Readers of what is not there yet wait for
+// the next one.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	s.end()
+	s.mu.Unlock()
+	s.tasks.Wait()
+	var all []error
+	if s.data != nil {
+		all = append(all, s.data.Close())
+	}
+	if s.writer != nil {
+		s.writer.Close()
+	}
+	return errors.Join(append(all, s.lock.Close())...)
 }
 
-// load reads the descriptions and removes what no description needs.
+// DataDir is where the store in dir has the cache of data blobs.
+func DataDir(dir string) string { return filepath.Join(dir, "data") }
+
+// Cache is the cache of data blobs.
+func (s *Store) Cache() *lazy.Cache { return s.data }
+
+func (s *Store) path(name ...string) string {
+	return filepath.Join(append([]string{s.dir}, name...)...)
+}
+
+// load reads what is known here and removes what imports left.
 func (s *Store) load() error {
-	if err := removeAllIn(s.tmpDir()); err != nil {
+	if err := removeAllIn(s.path("tmp")); err != nil {
 		return err
 	}
-	names, err := os.ReadDir(s.imageDir())
+	err := loadNotes(s, "images", func(name string, img image.Image) bool {
+		s.images[img.Digest] = img
+		return img.Digest == digestPfx+name
+	})
 	if err != nil {
-		return errs.Wrap(errs.InternalError, phase, "list images", err)
+		return err
+	}
+	err = loadNotes(s, "layers", func(name string, l image.Layer) bool {
+		s.layers[l.MetaDigest] = l
+		return l.MetaDigest == name
+	})
+	if err != nil {
+		return err
+	}
+	return loadNotes(s, "own", func(name string, o own) bool {
+		s.own[name] = o
+		return len(o.Layers) > 0
+	})
+}
+
+// loadNotes reads a directory of notes and removes those that are not whole: a crash of
+// the machine leaves such, since most are not synced.
+func loadNotes[T any](s *Store, dir string, take func(name string, v T) bool) error {
+	names, err := os.ReadDir(s.path(dir))
+	if err != nil {
+		return errs.Wrap(errs.InternalError, phase, "list "+dir, err)
 	}
 	for _, n := range names {
-		hexDigest, ok := strings.CutSuffix(n.Name(), jsonExt)
-		if !ok {
-			continue
-		}
-		digest := digestPfx + hexDigest
-		img, err := readDescription(s.description(hexDigest), digest)
+		var v T
+		name, ok := strings.CutSuffix(n.Name(), jsonExt)
+		p, err := os.ReadFile(s.path(dir, n.Name()))
 		if err != nil {
-			s.broken[digest] = err
+			return errs.Wrap(errs.InternalError, phase, "read "+n.Name(), err)
+		}
+		if ok && json.Unmarshal(p, &v) == nil && take(name, v) {
 			continue
 		}
-		s.images[digest] = img
-	}
-	if len(s.broken) > 0 { // who knows what those need
-		return nil
-	}
-	blobs, err := os.ReadDir(s.blobDir())
-	if err != nil {
-		return errs.Wrap(errs.InternalError, phase, "list blobs", err)
-	}
-	used := s.used("")
-	for _, b := range blobs {
-		if !used[b.Name()] {
-			if err := os.Remove(s.blob(b.Name())); err != nil {
-				return errs.Wrap(errs.InternalError, phase, "remove unused blob", err)
-			}
+		s.log.Warn("a note of the image store is not usable", "dir", dir, "name", n.Name())
+		if err := os.Remove(s.path(dir, n.Name())); err != nil {
+			return errs.Wrap(errs.InternalError, phase, "remove damaged note", err)
 		}
 	}
 	return nil
@@ -138,123 +202,33 @@ func removeAllIn(dir string) error {
 	return nil
 }
 
-func readDescription(path, digest string) (image.Image, error) {
-	var img image.Image
-	p, err := os.ReadFile(path)
+// writeNote puts v in place whole as far as a dying process can tell, with sync also as
+// far as a dying machine can.
+func (s *Store) writeNote(dir, name string, v any, sync bool) error {
+	p, err := json.Marshal(v)
 	if err != nil {
-		return img, errs.Wrap(errs.InternalError, phase, "read image "+digest, err)
+		return errs.Wrap(errs.InternalError, phase, "encode note", err)
 	}
-	if err := json.Unmarshal(p, &img); err != nil {
-		return img, errs.Wrap(errs.ImageCorrupt, phase, "the description of image "+digest+" is damaged; import it again", err)
-	}
-	if got := digestOf(img); got != digest || img.Digest != digest {
-		return img, errs.New(errs.ImageCorrupt, phase, fmt.Sprintf("the description of image %s is damaged: it has the digest %s; import it again", digest, got))
-	}
-	return img, nil
-}
-
-// digestOf is over what makes an image what it is: not when it was made, nor
-// what its source held that could not be kept.
-func digestOf(img image.Image) string {
-	img.Digest, img.CreatedUnixMS, img.Notes = "", 0, nil
-	p, err := json.Marshal(img) // maps are marshalled sorted
+	f, err := os.CreateTemp(s.path("tmp"), "note-")
 	if err != nil {
-		panic(err) // plain strings and numbers
+		return layer.DiskError("make note", err)
 	}
-	sum := sha256.Sum256(p)
-	return digestPfx + hex.EncodeToString(sum[:])
-}
-
-// used returns the blobs that images other than except need. s.mu is held, or
-// no one else has s yet.
-func (s *Store) used(except string) map[string]bool {
-	used := map[string]bool{}
-	for digest, img := range s.images {
-		if digest == except {
-			continue
-		}
-		for _, l := range img.Layers {
-			used[l.MetaDigest] = true
-			if l.DataDigest != "" {
-				used[l.DataDigest] = true
-			}
-		}
+	_, err = f.Write(append(p, '\n'))
+	if err == nil && sync {
+		err = f.Sync()
 	}
-	return used
-}
-
-// Get returns an image's description. Errors: image_not_found, image_corrupt.
-func (s *Store) Get(digest string) (image.Image, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if img, ok := s.images[digest]; ok {
-		return img, nil
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), s.path(dir, name+jsonExt))
 	}
-	if err := s.broken[digest]; err != nil {
-		return image.Image{}, err
+	if err != nil {
+		os.Remove(f.Name())
+		return layer.DiskError("write note", err)
 	}
-	return image.Image{}, errs.New(errs.ImageNotFound, phase, fmt.Sprintf("no image %.100s on this node", digest))
-}
-
-// List returns all readable images, oldest first.
-func (s *Store) List() []image.Image {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	list := make([]image.Image, 0, len(s.images))
-	for _, img := range s.images {
-		list = append(list, img)
+	if !sync {
+		return nil
 	}
-	slices.SortFunc(list, func(a, b image.Image) int {
-		if a.CreatedUnixMS != b.CreatedUnixMS {
-			return int(a.CreatedUnixMS - b.CreatedUnixMS)
-		}
-		return strings.Compare(a.Digest, b.Digest)
-	})
-	return list
-}
-
-// Delete removes an image and the blobs that no other image shares. What is
-// mounted stays readable through its mounts. Errors: image_not_found.
-func (s *Store) Delete(digest string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	img, ok := s.images[digest]
-	if !ok && s.broken[digest] == nil {
-		return errs.New(errs.ImageNotFound, phase, fmt.Sprintf("no image %.100s on this node", digest))
-	}
-	if err := os.Remove(s.description(strings.TrimPrefix(digest, digestPfx))); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return errs.Wrap(errs.InternalError, phase, "remove image", err)
-	}
-	used := s.used(digest)
-	delete(s.images, digest)
-	delete(s.broken, digest)
-	if err := syncDir(s.imageDir()); err != nil {
-		return err
-	}
-	for _, l := range img.Layers {
-		for _, d := range []string{l.MetaDigest, l.DataDigest} {
-			if d == "" || used[d] || len(s.broken) > 0 {
-				continue
-			}
-			if err := os.Remove(s.blob(d)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return errs.Wrap(errs.InternalError, phase, "remove blob", err)
-			}
-		}
-	}
-	return nil
-}
-
-// LayerFiles returns where a layer's blobs are.
-func (s *Store) LayerFiles(l image.Layer) image.LayerFiles {
-	f := image.LayerFiles{Meta: s.blob(l.MetaDigest)}
-	if l.DataDigest != "" {
-		f.Data = s.blob(l.DataDigest)
-	}
-	return f
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
+	d, err := os.Open(s.path(dir))
 	if err != nil {
 		return errs.Wrap(errs.InternalError, phase, "open directory to sync it", err)
 	}

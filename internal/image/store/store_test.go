@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,15 +20,28 @@ import (
 	"dsec/internal/image"
 	"dsec/internal/image/imagetest"
 	"dsec/internal/image/layer"
+	"dsec/internal/image/lazy"
+	"dsec/internal/image/object"
+	"dsec/internal/image/object/objecttest"
 
 	"golang.org/x/sys/unix"
 )
 
 // These tests need root: they mount what they import.
 
+// open opens a node's store in dir, over an object store beside it.
 func open(t *testing.T, dir string) *Store {
 	t.Helper()
-	s, err := Open(dir, Options{Now: func() time.Time { return time.UnixMilli(42) }})
+	objects, err := object.OpenDir(t.Context(), dir+".objects")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return openOver(t, dir, objects)
+}
+
+func openOver(t *testing.T, dir string, objects object.Store) *Store {
+	t.Helper()
+	s, err := Open(t.Context(), dir, Options{Objects: objects, Now: func() time.Time { return time.UnixMilli(42) }, Lazy: lazy.Options{Deadline: time.Second}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,12 +73,12 @@ func tree(t *testing.T, files map[string]string) string {
 
 func big(c string) string { return strings.Repeat(c, 10_000) }
 
-// contents lists what a store's directory holds.
+// contents lists the files of a store's directory but for notes of layers and data.
 func contents(t *testing.T, dir string) string {
 	t.Helper()
 	var out []string
 	err := filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && d.Name() != "lock" || strings.HasPrefix(d.Name(), "import-") {
+		if err == nil && !d.IsDir() && d.Name() != "lock" {
 			rel, _ := filepath.Rel(dir, p)
 			out = append(out, rel)
 		}
@@ -75,9 +90,19 @@ func contents(t *testing.T, dir string) string {
 	return strings.Join(out, "\n")
 }
 
+func mountedLayer(t *testing.T, s *Store, l image.Layer) []string {
+	t.Helper()
+	f, release, err := s.Use(t.Context(), l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	return imagetest.Mounted(t, f)
+}
+
 func TestImportGetMountDelete(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "node")
 	s := open(t, dir)
 	src := tree(t, map[string]string{"a": "small", "d/b": big("b")})
 	var phases []string
@@ -92,23 +117,20 @@ func TestImportGetMountDelete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(phases); got != "[read encode sync done]" {
+	if got := fmt.Sprint(phases); got != "[read encode store done]" {
 		t.Errorf("phases %s", got)
 	}
 	if img.CreatedUnixMS != 42 || img.Files != 3 || len(img.Layers) != 1 || img.Layers[0].Kind != image.KindBase || img.Config.Cmd[0] != "/a" || img.SizeBytes != img.Layers[0].MetaSize+img.Layers[0].DataSize {
 		t.Errorf("%+v", img)
 	}
-	if got := imagetest.Mounted(t, s.LayerFiles(img.Layers[0])); len(got) != 4 {
+	if got := mountedLayer(t, s, img.Layers[0]); len(got) != 4 {
 		t.Errorf("mounted %v", got)
 	}
-	if err := s.Verify(t.Context(), img.Digest, nil); err != nil {
-		t.Error(err)
-	}
 	again, err := s.ImportPath(t.Context(), src, ImportOptions{Config: &image.Config{Cmd: []string{"/a"}}})
-	if err != nil || again.Digest != img.Digest {
-		t.Errorf("the second import gave %s (%v), the first %s", again.Digest, err, img.Digest)
+	if err != nil || again.Digest != img.Digest || again.Layers[0] != img.Layers[0] {
+		t.Errorf("the second import gave %+v (%v), the first %+v", again, err, img)
 	}
-	// Other configuration, same blobs.
+	// Other configuration, same layers.
 	other, err := s.ImportPath(t.Context(), src, ImportOptions{})
 	if err != nil || other.Digest == img.Digest || fmt.Sprint(other.Layers) != fmt.Sprint(img.Layers) {
 		t.Errorf("%+v, %v", other, err)
@@ -116,16 +138,37 @@ func TestImportGetMountDelete(t *testing.T) {
 	if n := len(s.List()); n != 2 {
 		t.Errorf("%d images", n)
 	}
+	if roots, err := s.Roots(); err != nil || len(roots) != 3 {
+		t.Errorf("roots %v, %v", roots, err)
+	}
 	s.Close()
 	s = open(t, dir)
 	if got, err := s.Get(img.Digest); err != nil || fmt.Sprint(got) != fmt.Sprint(img) {
 		t.Errorf("after opening again: %+v, %v", got, err)
 	}
+	if roots, err := s.Roots(); err != nil || len(roots) != 3 {
+		t.Errorf("roots after opening again %v, %v", roots, err)
+	}
 	if err := s.Delete(other.Digest); err != nil {
 		t.Error(err)
 	}
-	if err := s.Verify(t.Context(), img.Digest, nil); err != nil {
-		t.Errorf("deleting an image took another's blobs: %v", err)
+	if roots, err := s.Roots(); err != nil || len(roots) != 3 {
+		t.Errorf("roots although it may have been made again %v, %v", roots, err)
+	}
+	s.Used(other)
+	s.now = func() time.Time { return time.UnixMilli(42).Add(2 * putTime) }
+	if err := s.Delete(other.Digest); err != nil {
+		t.Error(err)
+	}
+	if roots, err := s.Roots(); err != nil || len(roots) != 2 {
+		t.Errorf("roots after the removal %v, %v", roots, err)
+	}
+	s.now = func() time.Time { return time.UnixMilli(42).Add(2 * ownTime) }
+	if roots, err := s.Roots(); err != nil || len(roots) != 0 {
+		t.Errorf("roots long after %v, %v", roots, err)
+	}
+	if err := s.Verify(t.Context(), img.Layers, nil); err != nil {
+		t.Errorf("deleting an image took another's layers: %v", err)
 	}
 	if err := s.Delete(img.Digest); err != nil {
 		t.Error(err)
@@ -133,7 +176,7 @@ func TestImportGetMountDelete(t *testing.T) {
 	if left := contents(t, dir); left != "" {
 		t.Errorf("left:\n%s", left)
 	}
-	for _, err := range []error{s.Delete(img.Digest), s.Verify(t.Context(), img.Digest, nil), second(s.Get(img.Digest))} {
+	for _, err := range []error{s.Delete(img.Digest), second(s.Get(img.Digest))} {
 		if !errors.Is(err, errs.ImageNotFound) {
 			t.Errorf("got %v", err)
 		}
@@ -142,48 +185,100 @@ func TestImportGetMountDelete(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-func TestConcurrentImportsOfTheSame(t *testing.T) {
+// What one node imports another mounts, which has nothing but the description.
+func TestAnotherNodeReadsFromTheObjectStore(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	s := open(t, dir)
-	src := tree(t, map[string]string{"a": big("a"), "b": "b"})
-	var wg sync.WaitGroup
-	digests := make([]string, 8)
-	for i := range digests {
-		wg.Go(func() {
-			img, err := s.ImportPath(t.Context(), src, ImportOptions{})
-			if err != nil {
-				t.Error(err)
-			}
-			digests[i] = img.Digest
-		})
+	objects, err := object.OpenDir(t.Context(), dir+"/objects")
+	if err != nil {
+		t.Fatal(err)
 	}
-	wg.Wait()
-	for _, d := range digests {
-		if d != digests[0] {
-			t.Errorf("digests %v", digests)
+	random := make([]byte, 3<<20)
+	rand.NewChaCha8([32]byte{7}).Read(random)
+	files := map[string]string{"a": "small", "zeros": strings.Repeat("\x00", 1<<20), "hole/after": string(random), "b": big("b")}
+	src := tree(t, files)
+	img, err := openOver(t, dir+"/one", objects).ImportPath(t.Context(), src, ImportOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := errors.New("dead")
+	var broken atomic.Bool
+	counted := objecttest.Counting(objecttest.Faulty(objects, func(objecttest.Op, string) *objecttest.Fault {
+		if broken.Load() {
+			return &objecttest.Fault{Err: errs.New(errs.StoreUnavailable, "test", "the store is gone").Because(dead)}
+		}
+		return nil
+	}))
+	two := openOver(t, dir+"/two", counted)
+	m := NewMounts(two, time.Hour)
+	defer m.Close()
+	fd, release, err := m.Acquire(t.Context(), img.Layers[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if n := counted.Of(objecttest.Get, "pack").Calls; n != 0 {
+		t.Errorf("%d reads of packs before anything was read", n)
+	}
+	broken.Store(true)
+	name := fmt.Sprintf("/proc/self/fd/%d/hole/after", fd)
+	if _, err := os.ReadFile(name); !errors.Is(err, unix.EIO) {
+		t.Errorf("read from a dead store: %v", err)
+	}
+	broken.Store(false)
+	for name, want := range files {
+		got, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d/%s", fd, name))
+		if err != nil || string(got) != want {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if got := strings.Count(contents(t, dir), "\n") + 1; got != 3 {
-		t.Errorf("holds\n%s", contents(t, dir))
+	if err := two.Verify(t.Context(), img.Layers, nil); err != nil {
+		t.Error(err)
+	}
+	broken.Store(true) // all is here now
+	if err := two.Verify(t.Context(), img.Layers, nil); err != nil {
+		t.Error(err)
 	}
 }
 
-func TestImportsAndDeletesSharingBlobs(t *testing.T) {
+func TestALayerOfNoObjectStoreIsRefused(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	s := open(t, dir)
+	s := open(t, filepath.Join(t.TempDir(), "node"))
+	img, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("b")}), ImportOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nowhere, mixed := img.Layers[0], img.Layers[0]
+	nowhere.MetaObject, nowhere.MapObject = "", ""
+	mixed.MetaObject = other.Layers[0].MetaObject
+	for _, l := range []image.Layer{nowhere, mixed} {
+		if _, _, err := s.Use(t.Context(), l); !errors.Is(err, errs.ImageNotFound) {
+			t.Errorf("use of %+v: %v", l, err)
+		}
+		if _, err := s.AddImage(t.Context(), image.Image{Layers: []image.Layer{l}}); !errors.Is(err, errs.ImageNotFound) {
+			t.Errorf("an image of %+v: %v", l, err)
+		}
+	}
+}
+
+func TestConcurrentImportsAndDeletes(t *testing.T) {
+	t.Parallel()
+	s := open(t, filepath.Join(t.TempDir(), "node"))
 	src := tree(t, map[string]string{"a": big("a")})
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
-			for range 20 {
+			for range 5 {
 				img, err := s.ImportPath(t.Context(), src, ImportOptions{Config: &image.Config{User: fmt.Sprint(i)}})
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				if err := s.Verify(t.Context(), img.Digest, nil); err != nil {
+				if err := s.Verify(t.Context(), img.Layers, nil); err != nil {
 					t.Error(err)
 				}
 				if err := s.Delete(img.Digest); err != nil {
@@ -193,14 +288,218 @@ func TestImportsAndDeletesSharingBlobs(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if left := contents(t, dir); left != "" {
-		t.Errorf("left:\n%s", left)
+	if n := len(s.List()); n != 0 {
+		t.Errorf("%d images", n)
+	}
+}
+
+// An image of layers that were added one by one, as snapshots are.
+func TestLayersAreKeptUntilReleased(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	s := open(t, dir)
+	add := func(c string) image.Layer {
+		l, err := s.AddLayer(t.Context(), image.KindWorkspace, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
+			b := layer.NewBuilder(data, layer.Options{})
+			if err := b.File(t.Context(), c, layer.Attr{Perm: 0o644}, 10_000, strings.NewReader(big(c))); err != nil {
+				return layer.Result{}, err
+			}
+			return b.Finish(meta)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	leases := func() int {
+		n := 0
+		if err := s.objects.List(t.Context(), "lease/", func(object.Info) error { n++; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	a, b, unused := add("a"), add("b"), add("c")
+	if n := leases(); n != 3 {
+		t.Errorf("%d leases of 3 layers", n)
+	}
+	img, err := s.AddImage(t.Context(), image.Image{Layers: []image.Layer{a, b}, Config: image.Config{Cmd: []string{"x"}}})
+	if err != nil || img.SizeBytes != a.MetaSize+a.DataSize+b.MetaSize+b.DataSize || img.CreatedUnixMS != 42 {
+		t.Fatalf("%+v, %v", img, err)
+	}
+	if n := leases(); n != 1 {
+		t.Errorf("%d leases when one layer has no image", n)
+	}
+	for _, l := range []image.Layer{a, b, unused} {
+		s.Release(l)
+	}
+	if n := leases(); n != 0 {
+		t.Errorf("%d leases when all are released", n)
+	}
+	if err := s.Verify(t.Context(), img.Layers, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// A collector that took the writer for dead: the image is not recorded.
+func TestALostLeaseUndoesTheRecord(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	s := open(t, dir)
+	l, err := s.AddLayer(t.Context(), image.KindBase, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
+		return layer.NewBuilder(data, layer.Options{}).Finish(meta)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Release(l)
+	err = s.objects.List(t.Context(), "lease/", func(i object.Info) error { return s.objects.Delete(t.Context(), i.Key) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.AddImage(t.Context(), image.Image{Layers: []image.Layer{l}}); !errors.Is(err, errs.LeaseLost) {
+		t.Errorf("got %v", err)
+	}
+	if roots, err := s.Roots(); err != nil || len(roots) != 0 || len(s.List()) != 0 {
+		t.Errorf("roots %v, images %v, %v", roots, s.List(), err)
+	}
+}
+
+// A real full disk: a tmpfs of 8 MiB, reached through its detached mount alone.
+func TestAFullDiskLeavesNothing(t *testing.T) {
+	t.Parallel()
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fs)
+	if err := errors.Join(unix.FsconfigSetString(fs, "size", "8m"), unix.FsconfigCreate(fs)); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	dir := fmt.Sprintf("/proc/self/fd/%d/store", fd)
+	s := open(t, dir)
+	small, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := contents(t, dir)
+	random := make([]byte, 6<<20)
+	rand.NewChaCha8([32]byte{8}).Read(random)
+	_, err = s.ImportPath(t.Context(), tree(t, map[string]string{"a": string(random)}), ImportOptions{})
+	if !errors.Is(err, errs.DiskFull) {
+		t.Errorf("got %v", err)
+	}
+	if after := contents(t, dir); after != before {
+		t.Errorf("left:\n%s", after)
+	}
+	if err := s.Verify(t.Context(), small.Layers, nil); err != nil {
+		t.Error(err)
+	}
+	s.Close()
+}
+
+func TestOpenRemovesWhatACrashLeft(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	s := open(t, dir)
+	img, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := contents(t, dir)
+	s.Close()
+	// Killed while importing, and notes that the machine's crash tore.
+	for _, p := range []string{"tmp/import-1/data", "tmp/spool-2", "layers/0.json", "images/" + strings.Repeat("0", 64) + ".json", "own/x.json"} {
+		p = filepath.Join(dir, p)
+		if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = open(t, dir)
+	if after := contents(t, dir); after != before {
+		t.Errorf("holds:\n%s\nnot\n%s", after, before)
+	}
+	if err := s.Verify(t.Context(), img.Layers, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// What is damaged here is found, and fetched again once it was dropped.
+func TestLocalDamageIsFoundAndMended(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, want string
+		path       func(s *Store, l image.Layer) string
+	}{
+		{"a data byte", "data", func(s *Store, l image.Layer) string { return s.path("data", "blobs", l.DataDigest, "data") }},
+		{"a metadata byte", "metadata", func(s *Store, l image.Layer) string { return s.path("meta", l.MetaDigest) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := open(t, filepath.Join(t.TempDir(), "node"))
+			img, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := img.Layers[0]
+			if err := flip(c.path(s, l), 5000); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Verify(t.Context(), img.Layers, nil); !errors.Is(err, errs.ImageCorrupt) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q in it", err, c.want)
+			}
+			if err := s.Drop(l); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Verify(t.Context(), img.Layers, nil); err != nil {
+				t.Errorf("fetched again: %v", err)
+			}
+		})
+	}
+}
+
+func TestADamagedMapIsReadAgain(t *testing.T) {
+	t.Parallel()
+	s := open(t, filepath.Join(t.TempDir(), "node"))
+	img, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	err = filepath.WalkDir(s.path("maps"), func(p string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			found++
+			err = flip(p, 30)
+		}
+		return err
+	})
+	if err != nil || found != 1 {
+		t.Fatal(found, err)
+	}
+	if err := s.Verify(t.Context(), img.Layers, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOneProcessAtATime(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	s := open(t, dir)
+	if _, err := Open(t.Context(), dir, Options{Objects: s.objects}); !errors.Is(err, errs.StateConflict) {
+		t.Errorf("got %v", err)
 	}
 }
 
 func TestFailedImportsLeaveNothing(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "node")
 	s := open(t, dir)
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
@@ -237,124 +536,6 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// A real full disk: a tmpfs of 8 MiB, reached through its detached mount alone.
-func TestAFullDiskLeavesNothing(t *testing.T) {
-	t.Parallel()
-	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fs)
-	if err := errors.Join(unix.FsconfigSetString(fs, "size", "8m"), unix.FsconfigCreate(fs)); err != nil {
-		t.Fatal(err)
-	}
-	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	dir := fmt.Sprintf("/proc/self/fd/%d/store", fd)
-	s := open(t, dir)
-	small, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	before := contents(t, dir)
-	_, err = s.ImportPath(t.Context(), tree(t, map[string]string{"a": strings.Repeat("x", 20<<20)}), ImportOptions{})
-	if !errors.Is(err, errs.DiskFull) {
-		t.Errorf("got %v", err)
-	}
-	if after := contents(t, dir); after != before {
-		t.Errorf("left:\n%s", after)
-	}
-	if err := s.Verify(t.Context(), small.Digest, nil); err != nil {
-		t.Error(err)
-	}
-	s.Close()
-}
-
-func TestOpenRemovesWhatACrashLeft(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	s := open(t, dir)
-	img, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	before := contents(t, dir)
-	s.Close()
-	// Killed while importing, and between placing blobs and description.
-	for _, p := range []string{"tmp/import-1/data", "tmp/spool-2", "blobs/sha256/" + strings.Repeat("0", 64)} {
-		p = filepath.Join(dir, p)
-		if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(p, []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s = open(t, dir)
-	if after := contents(t, dir); after != before {
-		t.Errorf("holds:\n%s", after)
-	}
-	if err := s.Verify(t.Context(), img.Digest, nil); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestDamageIsFoundAndNamed(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name, want string
-		damage     func(s *Store, img image.Image) error
-	}{
-		{"a data byte", "data of layer 1", func(s *Store, img image.Image) error { return flip(s.blob(img.Layers[0].DataDigest), 5000) }},
-		{"a metadata byte", "metadata of layer 1", func(s *Store, img image.Image) error { return flip(s.blob(img.Layers[0].MetaDigest), 5000) }},
-		{"a shorter blob", "bytes instead of", func(s *Store, img image.Image) error { return os.Truncate(s.blob(img.Layers[0].DataDigest), 4096) }},
-		{"a missing blob", "missing", func(s *Store, img image.Image) error { return os.Remove(s.blob(img.Layers[0].DataDigest)) }},
-		{"the description", "description", func(s *Store, img image.Image) error {
-			return flip(s.description(strings.TrimPrefix(img.Digest, digestPfx)), 40)
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			s := open(t, dir)
-			img, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := c.damage(s, img); err != nil {
-				t.Fatal(err)
-			}
-			err = s.Verify(t.Context(), img.Digest, nil)
-			if !errors.Is(err, errs.ImageCorrupt) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want %q in it", err, c.want)
-			}
-			s.Close()
-			s = open(t, dir)
-			again, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
-			if err != nil || again.Digest != img.Digest {
-				t.Fatalf("import it again: %v, %v", again.Digest, err)
-			}
-			if err := s.Verify(t.Context(), img.Digest, nil); err != nil {
-				t.Errorf("imported again: %v", err)
-			}
-			if err := c.damage(s, img); err != nil {
-				t.Fatal(err)
-			}
-			s.Close()
-			s = open(t, dir) // damage in one image does not keep the store shut
-			if _, err := s.Get(img.Digest); c.name == "the description" && !errors.Is(err, errs.ImageCorrupt) {
-				t.Errorf("got %v", err)
-			}
-			if err := s.Delete(img.Digest); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
 func flip(path string, at int64) error {
 	p, err := os.ReadFile(path)
 	if err != nil {
@@ -364,18 +545,9 @@ func flip(path string, at int64) error {
 	return os.WriteFile(path, p, 0o600)
 }
 
-func TestOneProcessAtATime(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	open(t, dir)
-	if _, err := Open(dir, Options{}); !errors.Is(err, errs.StateConflict) {
-		t.Errorf("got %v", err)
-	}
-}
-
 func TestSkippedThingsAreNotedWithoutChangingTheDigest(t *testing.T) {
 	t.Parallel()
-	s := open(t, t.TempDir())
+	s := open(t, filepath.Join(t.TempDir(), "node"))
 	pack := func(records map[string]string) io.Reader {
 		var buf bytes.Buffer
 		w := tar.NewWriter(&buf)
@@ -399,52 +571,9 @@ func TestSkippedThingsAreNotedWithoutChangingTheDigest(t *testing.T) {
 
 func TestLimitsHold(t *testing.T) {
 	t.Parallel()
-	s := open(t, t.TempDir())
+	s := open(t, filepath.Join(t.TempDir(), "node"))
 	_, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{Layer: layer.Options{MaxBytes: 100}})
 	if !errors.Is(err, errs.BodyTooLarge) {
 		t.Errorf("got %v", err)
 	}
-}
-
-// The mount of a damaged blob stays for who has it; the next one is of the new blob.
-func TestAReplacedBlobIsMountedAnew(t *testing.T) {
-	t.Parallel()
-	s := open(t, t.TempDir())
-	src := tree(t, map[string]string{"a": big("a")})
-	img, err := s.ImportPath(t.Context(), src, ImportOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := img.Layers[0]
-	m := NewMounts(s, time.Hour)
-	defer m.Close()
-	old, release, err := m.Acquire(t.Context(), l)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := flip(s.blob(l.DataDigest), 5000); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.ImportPath(t.Context(), src, ImportOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	fresh, again, err := m.Acquire(t.Context(), l)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if old == fresh {
-		t.Error("the mount of the damaged blob is shared")
-	}
-	fd, err := unix.Openat(fresh, "a", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), "a")
-	got, err := io.ReadAll(f)
-	f.Close()
-	if err != nil || string(got) != big("a") {
-		t.Errorf("damaged still: %v", err)
-	}
-	release()
-	again()
 }

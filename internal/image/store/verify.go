@@ -4,75 +4,58 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"strconv"
-	"strings"
 
 	"dsec/api/v1/errs"
 	"dsec/internal/image"
 )
 
-// Verify reads an image's description and blobs again and compares their sizes
-// and digests; progress, if set, is told the bytes read. Errors: image_corrupt
-// (what, where), image_not_found.
-func (s *Store) Verify(ctx context.Context, digest string, progress func(done, total int64)) error {
-	img, err := s.Get(digest)
-	if err != nil {
-		return err
+// Verify reads layers as sandboxes would, fetching what is not here, and compares sizes
+// and digests; progress, if set, is told the bytes read. Errors: image_corrupt (which
+// layer, what), those of [Store.Use].
+func (s *Store) Verify(ctx context.Context, layers []image.Layer, progress func(done, total int64)) error {
+	var done, total int64
+	for _, l := range layers {
+		total += l.MetaSize + l.DataSize
 	}
-	if _, err := readDescription(s.description(strings.TrimPrefix(digest, digestPfx)), digest); err != nil {
-		return err
-	}
-	var done int64
 	read := func(n int) {
 		if done += int64(n); progress != nil {
-			progress(done, img.SizeBytes)
+			progress(done, total)
 		}
 	}
-	for i, l := range img.Layers {
-		for _, b := range []struct {
-			what, digest string
-			size         int64
-		}{{"metadata", l.MetaDigest, l.MetaSize}, {"data", l.DataDigest, l.DataSize}} {
-			if b.digest == "" {
-				continue
-			}
-			if err := s.verifyBlob(ctx, b.digest, b.size, read); err != nil {
-				return fmt.Errorf("verify %s of layer %d of image %s: %w", b.what, i+1, digest, err)
-			}
+	for i, l := range layers {
+		if err := s.verifyLayer(ctx, l, read); err != nil {
+			return fmt.Errorf("verify layer %d: %w", i+1, err)
 		}
 	}
 	return nil
 }
 
-// mountKey tells layers apart that must not share a mount.
-func (s *Store) mountKey(l image.Layer) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n := s.replaced[l.MetaDigest] + s.replaced[l.DataDigest]; n > 0 {
-		return l.MetaDigest + "#" + strconv.Itoa(n)
+func (s *Store) verifyLayer(ctx context.Context, l image.Layer, read func(int)) error {
+	f, release, err := s.Use(ctx, l)
+	if err != nil {
+		return err
 	}
-	return l.MetaDigest
+	defer release()
+	if err := verifyBlob(ctx, "metadata", f.Meta, l.MetaDigest, l.MetaSize, read); err != nil || f.Data == "" {
+		return err
+	}
+	return verifyBlob(ctx, "data", f.Data, l.DataDigest, l.DataSize, read)
 }
 
-func (s *Store) verifyBlob(ctx context.Context, digest string, size int64, read func(int)) error {
-	f, err := os.Open(s.blob(digest))
-	if errors.Is(err, fs.ErrNotExist) {
-		return errs.New(errs.ImageCorrupt, phase, "blob "+digest+" is missing")
-	}
+func verifyBlob(ctx context.Context, what, path, digest string, size int64, read func(int)) error {
+	f, err := os.Open(path)
 	if err != nil {
-		return errs.Wrap(errs.InternalError, phase, "open blob", err)
+		return errs.Wrap(errs.InternalError, phase, "open "+what, err)
 	}
 	defer f.Close()
 	h := sha256.New()
 	var total int64
 	for buf := make([]byte, 1<<20); ; {
 		if err := ctx.Err(); err != nil {
-			return errs.Wrap(errs.RequestCanceled, phase, "verify image", err)
+			return errs.Wrap(errs.RequestCanceled, phase, "verify "+what, err)
 		}
 		n, err := f.Read(buf)
 		h.Write(buf[:n])
@@ -82,14 +65,14 @@ func (s *Store) verifyBlob(ctx context.Context, digest string, size int64, read 
 			break
 		}
 		if err != nil {
-			return errs.Wrap(errs.ImageCorrupt, phase, "read blob "+digest, err)
+			return errs.Wrap(errs.ImageCorrupt, phase, "read "+what+" "+digest, err)
 		}
 	}
 	if total != size {
-		return errs.New(errs.ImageCorrupt, phase, fmt.Sprintf("blob %s has %d bytes instead of %d", digest, total, size))
+		return errs.New(errs.ImageCorrupt, phase, fmt.Sprintf("%s %s has %d bytes instead of %d", what, digest, total, size))
 	}
 	if got := hex.EncodeToString(h.Sum(nil)); got != digest {
-		return errs.New(errs.ImageCorrupt, phase, fmt.Sprintf("blob %s has the digest %s", digest, got))
+		return errs.New(errs.ImageCorrupt, phase, fmt.Sprintf("%s %s has the digest %s; 'dsec image evict' has it fetched again", what, digest, got))
 	}
 	return nil
 }

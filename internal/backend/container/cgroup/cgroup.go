@@ -8,12 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"dsec/internal/snapshot/freeze"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,6 +46,9 @@ type Hierarchy struct {
 	dirs map[string]string // controller → parent directory; v2: one entry "unified"
 
 	sockets, swap bool // whether the kernel can limit these
+	// freezer is the parent of groups in a hierarchy of their own that freezes them, made
+	// at a sandbox's first freeze. "": v2, where every group can be frozen, or none is here.
+	freezer string
 }
 
 // v1Controllers are those a group is made in. cpuacct may share the mount of cpu.
@@ -69,17 +76,18 @@ const cpuPeriod = 100_000 // microseconds
 // from another place of the cgroup tree must find its groups again.
 func Open(file, root, self, name string) (*Hierarchy, error) {
 	var saved struct {
-		V2   bool              `json:"v2"`
-		Dirs map[string]string `json:"dirs"`
+		V2      bool              `json:"v2"`
+		Dirs    map[string]string `json:"dirs"`
+		Freezer string            `json:"freezer,omitempty"`
 	}
 	if data, err := os.ReadFile(file); err == nil && json.Unmarshal(data, &saved) == nil && len(saved.Dirs) > 0 {
 		usable := true
-		for _, d := range saved.Dirs {
+		for _, d := range parents(saved.Dirs, saved.Freezer) {
 			_, err := os.Stat(filepath.Join(d, "cgroup.procs"))
 			usable = usable && err == nil
 		}
-		if usable {
-			h := &Hierarchy{v2: saved.V2, dirs: saved.Dirs}
+		if usable && (saved.V2 || saved.Freezer != "") {
+			h := &Hierarchy{v2: saved.V2, dirs: saved.Dirs, freezer: saved.Freezer}
 			return h, h.prepare()
 		}
 	}
@@ -90,7 +98,7 @@ func Open(file, root, self, name string) (*Hierarchy, error) {
 	if err := h.prepare(); err != nil {
 		return nil, err
 	}
-	saved.V2, saved.Dirs = h.v2, h.dirs
+	saved.V2, saved.Dirs, saved.Freezer = h.v2, h.dirs, h.freezer
 	data, err := json.Marshal(saved)
 	if err != nil {
 		return nil, err
@@ -98,10 +106,29 @@ func Open(file, root, self, name string) (*Hierarchy, error) {
 	return h, os.WriteFile(file, data, 0o600)
 }
 
+// parents are all directories in which groups are.
+func parents(dirs map[string]string, freezer string) []string {
+	out := slices.Collect(maps.Values(dirs))
+	if freezer != "" {
+		out = append(out, freezer)
+	}
+	return out
+}
+
+func (h *Hierarchy) parents() []string { return parents(h.dirs, h.freezer) }
+
+// Freezer says where group name can be frozen.
+func (h *Hierarchy) Freezer(name string) freeze.Group {
+	if h.freezer == "" { // with v1: there is no freezer, and freezing says so
+		return freeze.Group{Dir: filepath.Join(h.dir("pids"), name)}
+	}
+	return freeze.Group{Dir: filepath.Join(h.freezer, name), Members: filepath.Join(h.dir("pids"), name)}
+}
+
 // RemoveAll deletes the parent groups, which must have no groups left in them.
 func (h *Hierarchy) RemoveAll() error {
 	var errs []error
-	for _, d := range h.dirs {
+	for _, d := range h.parents() {
 		if err := unix.Rmdir(d); err != nil && err != unix.ENOENT {
 			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", d, err))
 		}
@@ -140,28 +167,41 @@ func Detect(root, self, name string) (*Hierarchy, error) {
 	h := &Hierarchy{dirs: map[string]string{}}
 	seen := map[string]bool{}
 	for _, c := range v1Controllers {
-		mount := filepath.Join(root, c)
-		if resolved, err := filepath.EvalSymlinks(mount); err == nil {
-			mount = resolved // cpu and cpuacct are often one mount with two names
-		}
-		if _, err := os.Stat(filepath.Join(mount, "tasks")); err != nil {
+		dir, err := parentV1(filepath.Join(root, c), own[c], name)
+		if err != nil {
 			return nil, fmt.Errorf("cgroup v1 controller %s: %w", c, err)
-		}
-		dir := filepath.Join(mount, own[c], name)
-		if old, err := Find(mount, name); err != nil {
-			return nil, err
-		} else if len(old) > 0 { // of an earlier process of this node, which ran elsewhere in the tree
-			dir = old[0]
-		}
-		if err := mkdir(dir); err != nil {
-			return nil, err
 		}
 		if !seen[dir] {
 			h.dirs[c] = dir
 			seen[dir] = true
 		}
 	}
+	// Either freezes; without one there are sandboxes all the same, but no snapshots.
+	for _, f := range []struct{ mount, own string }{{"freezer", own["freezer"]}, {"unified", own[""]}} {
+		dir, err := parentV1(filepath.Join(root, f.mount), f.own, name)
+		if err == nil {
+			h.freezer = dir
+			break
+		}
+	}
 	return h, nil
+}
+
+// parentV1 makes the parent group in one hierarchy, below our own group there.
+func parentV1(mount, own, name string) (string, error) {
+	if resolved, err := filepath.EvalSymlinks(mount); err == nil {
+		mount = resolved // cpu and cpuacct are often one mount with two names
+	}
+	if _, err := os.Stat(filepath.Join(mount, "cgroup.procs")); err != nil {
+		return "", err
+	}
+	dir := filepath.Join(mount, own, name)
+	if old, err := Find(mount, name); err != nil {
+		return "", err
+	} else if len(old) > 0 { // of an earlier process of this node, which ran elsewhere in the tree
+		dir = old[0]
+	}
+	return dir, mkdir(dir)
 }
 
 // NameOf is the parent group of the node with that data directory (absolute): its own, so
@@ -377,7 +417,7 @@ func (e Entry) Close() {
 // has just died may be busy for a moment: that is waited for, up to the deadline.
 func (h *Hierarchy) Remove(name string, deadline time.Time) error {
 	var errs []error
-	for _, dir := range h.dirs {
+	for _, dir := range h.parents() {
 		path := filepath.Join(dir, name)
 		for wait := 100 * time.Microsecond; ; wait *= 2 {
 			err := unix.Rmdir(path)
@@ -398,7 +438,7 @@ func (h *Hierarchy) Remove(name string, deadline time.Time) error {
 func (h *Hierarchy) List() ([]string, error) {
 	seen := map[string]bool{}
 	var names []string
-	for _, dir := range h.dirs {
+	for _, dir := range h.parents() {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return nil, err
@@ -416,7 +456,7 @@ func (h *Hierarchy) List() ([]string, error) {
 // Paths returns the directories of group name that exist.
 func (h *Hierarchy) Paths(name string) []string {
 	var out []string
-	for _, dir := range h.dirs {
+	for _, dir := range h.parents() {
 		p := filepath.Join(dir, name)
 		if _, err := os.Lstat(p); err == nil {
 			out = append(out, p)

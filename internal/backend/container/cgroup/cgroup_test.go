@@ -271,19 +271,19 @@ func TestV1FindsItsGroupsAgain(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	self := filepath.Join(root, "self")
-	for _, c := range v1Controllers {
+	for _, c := range append([]string{"freezer"}, v1Controllers...) {
 		for _, place := range []string{"one", "two"} {
 			if err := os.MkdirAll(filepath.Join(root, c, place), 0o755); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := os.WriteFile(filepath.Join(root, c, "tasks"), nil, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(root, c, "cgroup.procs"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var dirs []map[string]string
 	for _, place := range []string{"one", "two"} {
-		if err := os.WriteFile(self, []byte("1:memory:/"+place+"\n2:cpu:/"+place+"\n3:cpuacct:/"+place+"\n4:pids:/"+place+"\n"), 0o600); err != nil {
+		if err := os.WriteFile(self, []byte("1:memory:/"+place+"\n2:cpu:/"+place+"\n3:cpuacct:/"+place+"\n4:pids:/"+place+"\n5:freezer:/"+place+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		h, err := Detect(root, self, "dsec-12345678")
@@ -291,11 +291,14 @@ func TestV1FindsItsGroupsAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		dirs = append(dirs, h.dirs)
+		if want := filepath.Join(root, "freezer", "one", "dsec-12345678", "box"); h.Freezer("box").Dir != want {
+			t.Errorf("freezes %+v, want %s", h.Freezer("box"), want)
+		}
 	}
 	if want := filepath.Join(root, "memory", "one", "dsec-12345678"); dirs[0]["memory"] != want || !maps.Equal(dirs[0], dirs[1]) {
 		t.Errorf("%v, then %v", dirs[0], dirs[1])
 	}
-	if found, err := Find(root, "dsec-12345678"); err != nil || len(found) != len(v1Controllers) {
+	if found, err := Find(root, "dsec-12345678"); err != nil || len(found) != len(v1Controllers)+1 {
 		t.Errorf("found %v, %v", found, err)
 	}
 	if found, err := Find(root, "dsec-00000000"); err != nil || len(found) != 0 {

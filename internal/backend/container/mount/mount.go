@@ -51,7 +51,9 @@ func Detached(dir string) (int, error) {
 //
 // The mount is volatile (fsync of the sandbox costs nothing): an upper does not
 // outlive the sandbox's processes, and those do not outlive a crash of the machine.
-// redirect_dir lets programs rename directories that come from a layer.
+// redirect_dir lets programs rename directories that come from a layer. metacopy, which
+// a host may have on by default, would leave contents of changed files in the layers below, where no
+// snapshot finds them.
 func Overlay(layers []int, upper, work int) (int, error) {
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -72,8 +74,10 @@ func Overlay(layers []int, upper, work int) (int, error) {
 	if err := unix.FsconfigSetFlag(fs, "volatile"); err != nil {
 		return -1, fmt.Errorf("overlay volatile: %w%s", err, messages(fs))
 	}
-	if err := unix.FsconfigSetString(fs, "redirect_dir", "on"); err != nil {
-		return -1, fmt.Errorf("overlay redirect_dir: %w%s", err, messages(fs))
+	for _, o := range [][2]string{{"redirect_dir", "on"}, {"metacopy", "off"}} {
+		if err := unix.FsconfigSetString(fs, o[0], o[1]); err != nil {
+			return -1, fmt.Errorf("overlay %s: %w%s", o[0], err, messages(fs))
+		}
 	}
 	// Device nodes of an image or of the upper must open nothing: the node's disks are theirs
 	// by number, and the layers' own nodev does not carry through an overlay.

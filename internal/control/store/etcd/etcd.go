@@ -205,25 +205,45 @@ func (s *Store) FollowImages(ctx context.Context, apply func(store.Change[v1.Ima
 
 // SigningKey implements store.Keys.
 func (s *Store) SigningKey(ctx context.Context) ([]byte, error) {
-	ctx, cancel := s.limit(ctx)
-	defer cancel()
 	fresh := make([]byte, 32)
 	if _, err := io.ReadFull(s.cfg.Rand, fresh); err != nil {
 		return nil, errs.Wrap(errs.InternalError, "store.key", "read randomness", err)
 	}
+	return s.once(ctx, "store.key", keySigning, fresh)
+}
+
+// ObjectStore implements store.Keys.
+func (s *Store) ObjectStore(ctx context.Context, id string) (string, error) {
+	if id != "" {
+		got, err := s.once(ctx, "store.objects", keyObjects, []byte(id))
+		return string(got), err
+	}
+	ctx, cancel := s.limit(ctx)
+	defer cancel()
+	got, err := s.cli.Get(ctx, keyObjects)
+	if err != nil || len(got.Kvs) == 0 {
+		return "", unavailable("store.objects", "read", err)
+	}
+	return string(got.Kvs[0].Value), nil
+}
+
+// once puts a value unless the key has one, and returns what it has then.
+func (s *Store) once(ctx context.Context, phase, key string, value []byte) ([]byte, error) {
+	ctx, cancel := s.limit(ctx)
+	defer cancel()
 	txn, err := s.cli.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(keySigning), "=", 0)).
-		Then(clientv3.OpPut(keySigning, string(fresh))).
-		Else(clientv3.OpGet(keySigning)).Commit()
+		If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
+		Then(clientv3.OpPut(key, string(value))).
+		Else(clientv3.OpGet(key)).Commit()
 	if err != nil {
-		return nil, unavailable("store.key", "create", err)
+		return nil, unavailable(phase, "create", err)
 	}
 	if txn.Succeeded {
-		return fresh, nil
+		return value, nil
 	}
 	kvs := txn.Responses[0].GetResponseRange().Kvs
 	if len(kvs) != 1 {
-		return nil, errs.New(errs.InternalError, "store.key", "etcd: the signing key vanished while it was read")
+		return nil, errs.New(errs.InternalError, phase, "etcd: "+key+" vanished while it was read")
 	}
 	return kvs[0].Value, nil
 }

@@ -8,4 +8,5 @@ const (
 	prefixImages = "/dsec/images/" // + name: v1.Image
 	prefixClaims = "/dsec/claims/" // + scope of an idempotency key: store.Claimed, under a lease
 	keySigning   = "/dsec/keys/capability"
+	keyObjects   = "/dsec/object-store" // its id
 )

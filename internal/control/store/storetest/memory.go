@@ -15,15 +15,16 @@ import (
 // Memory is a store.Store that lives in the process. It passes the same suite as the
 // real one.
 type Memory struct {
-	mu     sync.Mutex
-	epochs map[string]uint64
-	key    []byte
-	nodes  set[v1.Node]
-	tokens set[store.TokenRecord]
-	images set[v1.Image]
-	claims map[string]*claim
-	freed  chan struct{} // closed when a claim ends
-	down   error
+	mu      sync.Mutex
+	epochs  map[string]uint64
+	key     []byte
+	objects string
+	nodes   set[v1.Node]
+	tokens  set[store.TokenRecord]
+	images  set[v1.Image]
+	claims  map[string]*claim
+	freed   chan struct{} // closed when a claim ends
+	down    error
 }
 
 var _ store.Store = (*Memory)(nil)
@@ -244,6 +245,16 @@ func (m *Memory) FollowImages(ctx context.Context, apply func(store.Change[v1.Im
 
 // SigningKey implements store.Keys.
 func (m *Memory) SigningKey(context.Context) ([]byte, error) { return m.key, nil }
+
+// ObjectStore implements store.Keys.
+func (m *Memory) ObjectStore(_ context.Context, id string) (string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.objects == "" && m.down == nil {
+		m.objects = id
+	}
+	return m.objects, m.down
+}
 
 type claim struct {
 	m   *Memory

@@ -22,6 +22,7 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 	t.Run("tokens", func(t *testing.T) { testTokens(t, open(t)) })
 	t.Run("images", func(t *testing.T) { testImages(t, open(t)) })
 	t.Run("one signing key", func(t *testing.T) { testSigningKey(t, open(t)) })
+	t.Run("one object store", func(t *testing.T) { testObjectStore(t, open(t)) })
 	t.Run("one claim at a time", func(t *testing.T) { testClaims(t, open(t)) })
 	t.Run("a claim is waited for", func(t *testing.T) { testClaimWaits(t, open(t)) })
 	t.Run("a follower's failure ends the follow", func(t *testing.T) { testFollowFails(t, open(t)) })
@@ -170,6 +171,14 @@ func testSigningKey(t *testing.T, s store.Store) {
 	for _, k := range keys {
 		if len(k) < 32 || !reflect.DeepEqual(k, keys[0]) {
 			t.Fatalf("keys differ or are short: %x and %x", k, keys[0])
+		}
+	}
+}
+
+func testObjectStore(t *testing.T, s store.Store) {
+	for _, c := range []struct{ id, want string }{{"", ""}, {"one", "one"}, {"two", "one"}, {"", "one"}} {
+		if got, err := s.ObjectStore(t.Context(), c.id); err != nil || got != c.want {
+			t.Errorf("with %q: %q, %v, want %q", c.id, got, err, c.want)
 		}
 	}
 }

@@ -1,0 +1,92 @@
+package edge
+
+import (
+	"context"
+	"encoding/json"
+
+	"dsec/aether"
+	"dsec/aether/msg"
+	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
+)
+
+// serveImageRoots answers which layers the object store must keep for this node: those of
+// its sandboxes, in whatever state, and of images made here.
+func (e *Edge) serveImageRoots(context.Context, *aether.Stream, *msg.Empty) (*msg.Document, error) {
+	roots, err := e.cfg.Images.Roots()
+	if err != nil {
+		return nil, err
+	}
+	seen := map[v1.Layer]bool{}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range e.sandboxes {
+		if s.image == nil {
+			continue
+		}
+		for _, l := range s.image.Layers {
+			if !seen[l] {
+				seen[l] = true
+				roots = append(roots, l)
+			}
+		}
+	}
+	return document(roots)
+}
+
+func (e *Edge) serveImageCache(context.Context, *aether.Stream, *msg.Empty) (*msg.Document, error) {
+	c := e.cfg.Images.Cache(nil)
+	c.Node = e.id
+	return document(c)
+}
+
+// serveImageWarm fetches an image and tells how far it is.
+func (e *Edge) serveImageWarm(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	var doc msg.Document
+	var req v1.EdgeWarm
+	if err := s.Parse(&doc); err != nil {
+		return nil, err
+	}
+	if err := decode(&doc, &req); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	last := v1.WarmProgress{Node: e.id}
+	traced, err := e.cfg.Images.Warm(ctx, &req.Image, req.All, func(done, total int64) {
+		last.Done, last.Total = done, total
+		if err := s.SendMessage(ctx, &msg.ImageProgress{Done: uint64(done), Total: uint64(total)}); err != nil {
+			cancel(err) // nobody is there any more
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	last.Trace, last.End = traced, true
+	return document(last)
+}
+
+func (e *Edge) serveImageEvict(_ context.Context, _ *aether.Stream, d *msg.Document) (*msg.Document, error) {
+	var layers []v1.Layer
+	if err := decode(d, &layers); err != nil {
+		return nil, err
+	}
+	out := v1.EvictReport{Node: e.id}
+	var err error
+	if out.FreedBytes, out.InUse, err = e.cfg.Images.Evict(layers); err != nil {
+		return nil, err
+	}
+	return document(out)
+}
+
+func (e *Edge) serveImageTrim(_ context.Context, _ *aether.Stream, d *msg.Document) (*msg.Empty, error) {
+	var keep v1.EdgeKeep
+	if err := decode(d, &keep); err != nil {
+		return nil, err
+	}
+	return &msg.Empty{}, e.cfg.Images.Trim(keep)
+}
+
+func decode(d *msg.Document, into any) error {
+	return errs.Wrap(errs.BadRequest, "edge.images", "decode the request", json.Unmarshal(d.Json, into))
+}

@@ -1,0 +1,180 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+	"time"
+
+	"dsec/api/v1/errs"
+	"dsec/internal/image"
+	"dsec/internal/image/chunk"
+	"dsec/internal/image/lazy"
+	"dsec/internal/image/object"
+)
+
+// fetchTime bounds how long the metadata and the map of a layer may take to come.
+const fetchTime = 2 * time.Minute
+
+// Use makes a layer ready to be mounted or read, and returns its files and a function to
+// call once when they are not open any more. Metadata is fetched, data comes when it is
+// read: a file of it must not be opened otherwise. Errors: image_not_found (it is in no
+// object store), store_corrupt, object_not_found and the object store's own, disk_full,
+// those of [lazy.Cache.Blob].
+func (s *Store) Use(ctx context.Context, l image.Layer) (f image.LayerFiles, release func(), err error) {
+	f, _, release, err = s.use(ctx, l)
+	return f, release, err
+}
+
+func (s *Store) use(ctx context.Context, l image.Layer) (f image.LayerFiles, blob *lazy.Blob, release func(), err error) {
+	if err := Stored(l); err != nil {
+		return f, nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, fetchTime)
+	defer cancel()
+	s.mu.Lock()
+	s.uses[l.MetaDigest]++
+	err = s.note(l)
+	s.mu.Unlock()
+	release = sync.OnceFunc(func() {
+		if blob != nil {
+			blob.Close()
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.uses[l.MetaDigest]--; s.uses[l.MetaDigest] == 0 {
+			delete(s.uses, l.MetaDigest)
+		}
+	})
+	if err == nil {
+		err = s.fetchMeta(ctx, l)
+	}
+	if err == nil && l.DataDigest != "" {
+		var m *chunk.Map
+		if m, err = s.loadMap(ctx, l); err == nil {
+			blob, err = s.data.Blob(ctx, l.DataDigest, l.DataSize, newFiller(s.reader, m))
+		}
+	}
+	if err != nil {
+		release()
+		return f, nil, nil, err
+	}
+	f.Meta = s.path("meta", l.MetaDigest)
+	if blob != nil {
+		f.Data = blob.Path()
+	}
+	return f, blob, release, nil
+}
+
+func (s *Store) fetchMeta(ctx context.Context, l image.Layer) error {
+	path := s.path("meta", l.MetaDigest)
+	fi, err := os.Stat(path)
+	if err == nil && fi.Size() == l.MetaSize {
+		return nil
+	}
+	return chunk.GetMeta(ctx, s.objects, chunkLayer(l), path)
+}
+
+func chunkLayer(l image.Layer) chunk.Layer {
+	return chunk.Layer{Meta: l.MetaObject, MetaSize: l.MetaSize, Map: l.MapObject, DataSize: l.DataSize}
+}
+
+// note writes down where a layer is, for Reopen. s.mu is held.
+func (s *Store) note(l image.Layer) error {
+	l.Kind = ""
+	if s.layers[l.MetaDigest] == l {
+		return nil
+	}
+	if err := s.writeNote("layers", l.MetaDigest, l, false); err != nil {
+		return err
+	}
+	s.layers[l.MetaDigest] = l
+	return nil
+}
+
+// reopen finds where the data of a blob is that sandboxes of an earlier process read.
+func (s *Store) reopen(ctx context.Context, digest string, size int64) (lazy.Filler, error) {
+	var found image.Layer
+	s.mu.Lock()
+	for _, l := range s.layers {
+		if l.DataDigest == digest && l.DataSize == size {
+			found = l
+		}
+	}
+	s.mu.Unlock()
+	if found.MapObject == "" {
+		return nil, errs.New(errs.ImageNotFound, phase, "nothing here says where data blob "+digest+" is stored")
+	}
+	m, err := s.loadMap(ctx, found)
+	if err != nil {
+		return nil, err
+	}
+	return newFiller(s.reader, m), nil
+}
+
+// loadMap reads a layer's map, from here if it was read before.
+func (s *Store) loadMap(ctx context.Context, l image.Layer) (*chunk.Map, error) {
+	m, err := chunk.LoadMap(ctx, s.maps, l.MapObject)
+	if err != nil { // not here, or damaged here
+		read := &recorded{Store: s.objects}
+		if m, err = chunk.LoadMap(ctx, read, l.MapObject); err != nil {
+			return nil, err
+		}
+		if err := s.maps.Put(ctx, l.MapObject, int64(read.body.Len()), &read.body); err != nil {
+			s.log.Warn("a map is not kept on the node", "map", l.MapObject, "err", err)
+		}
+	}
+	if m.Size() != l.DataSize {
+		return nil, errs.New(errs.ImageCorrupt, phase, "the map "+l.MapObject+" is of a blob of another size")
+	}
+	return m, nil
+}
+
+// recorded keeps what was read last.
+type recorded struct {
+	object.Store
+	body bytes.Buffer
+}
+
+func (r *recorded) Get(ctx context.Context, key string, off, n int64) (io.ReadCloser, error) {
+	rc, err := r.Store.Get(ctx, key, off, n)
+	if err != nil {
+		return nil, err
+	}
+	r.body.Reset()
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.TeeReader(rc, &r.body), rc}, nil
+}
+
+// Drop removes what is here of a layer. Errors: state_conflict (it is in use).
+func (s *Store) Drop(l image.Layer) error {
+	if l.DataDigest != "" {
+		if err := s.data.Remove(l.DataDigest); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.uses[l.MetaDigest] > 0 || s.pins[l.MetaDigest] != nil {
+		return errs.New(errs.StateConflict, phase, "layer "+l.MetaDigest+" is in use")
+	}
+	if err := os.Remove(s.path("meta", l.MetaDigest)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errs.Wrap(errs.InternalError, phase, "remove metadata", err)
+	}
+	if err := s.removeNote("layers", l.MetaDigest); err != nil {
+		return err
+	}
+	delete(s.layers, l.MetaDigest)
+	if l.MapObject == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), fetchTime)
+	defer cancel()
+	return s.maps.Delete(ctx, l.MapObject)
+}

@@ -1,0 +1,55 @@
+package up
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"dsec/internal/image/lazy"
+)
+
+// cacheMetrics tells of this node's cache of image data when it is scraped.
+type cacheMetrics struct {
+	cache                                                      *lazy.Cache
+	used, limit, read, fetched, ahead, evicted, fetches, reads *prometheus.Desc
+}
+
+func newCacheMetrics(c *lazy.Cache) *cacheMetrics {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("dsec_image_cache_"+name, help, labels, nil)
+	}
+	return &cacheMetrics{
+		cache:   c,
+		used:    desc("bytes", "Image data on this node."),
+		limit:   desc("limit_bytes", "What --image-cache allows; 0 is no limit."),
+		read:    desc("read_bytes_total", "Image data that readers asked for."),
+		fetched: desc("fetched_bytes_total", "Image data fetched from the object store."),
+		ahead:   desc("ahead_bytes_total", "Of it, what was fetched ahead of a reader."),
+		evicted: desc("evicted_bytes_total", "Image data evicted."),
+		fetches: desc("fetches_total", "Fetches from the object store."),
+		reads:   desc("reads_total", "Reads of image data that is not all here, by result: hit, wait or error.", "result"),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *cacheMetrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{m.used, m.limit, m.read, m.fetched, m.ahead, m.evicted, m.fetches, m.reads} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *cacheMetrics) Collect(ch chan<- prometheus.Metric) {
+	t := m.cache.Totals()
+	send := func(d *prometheus.Desc, kind prometheus.ValueType, v int64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, kind, float64(v), labels...)
+	}
+	send(m.used, prometheus.GaugeValue, m.cache.Used())
+	send(m.limit, prometheus.GaugeValue, m.cache.Limit())
+	send(m.read, prometheus.CounterValue, t.Read)
+	send(m.fetched, prometheus.CounterValue, t.Fetched)
+	send(m.ahead, prometheus.CounterValue, t.Ahead)
+	send(m.evicted, prometheus.CounterValue, t.Evicted)
+	send(m.fetches, prometheus.CounterValue, t.Fetches)
+	send(m.reads, prometheus.CounterValue, t.Hits, "hit")
+	send(m.reads, prometheus.CounterValue, t.Reads-t.Hits-t.Failed, "wait")
+	send(m.reads, prometheus.CounterValue, t.Failed, "error")
+}

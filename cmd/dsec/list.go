@@ -257,6 +257,9 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 		{"backend", string(s.Backend)}, {"image", orDash(s.Image)}, {"digest", orDash(sb.ImageDigest)},
 		{"created", stamp(sb.CreatedAt, now)},
 	}
+	if sb.ForkOf != "" {
+		rows = append(rows, []string{"forked from", sb.ForkOf})
+	}
 	for _, p := range sb.Parts {
 		rows = append(rows, []string{p.Kind, orDash(p.Name) + " " + p.Digest})
 	}

@@ -226,7 +226,7 @@ func (a *app) snapshotExportCmd() *cobra.Command {
 		Use: "export NAME FILE", Short: "Write a snapshot with all its layers, for another cluster",
 		Long: `Writes a snapshot and all the layers it needs as one archive, for 'dsec snapshot import' here or
 elsewhere. FILE may be - for stdout. For other tools use 'dsec image export snap:NAME'.`,
-		Example: "  dsec snapshot export with-deps with-deps.tar",
+		Example: "  dsec snapshot export with-deps with-deps.tar\n  dsec snapshot export with-deps - | ssh other dsec snapshot import -",
 		Args:    cobra.ExactArgs(2), ValidArgsFunction: a.completeSnapshots(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.export(cmd.Context(), v1.SnapshotPrefix+strings.TrimPrefix(args[0], v1.SnapshotPrefix), client.ExportSnapshot, args[1])

@@ -166,7 +166,7 @@ func lineage(images []client.Image, show func(tree string, img *client.Image)) {
 func (a *app) snapshotInspectCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "inspect NAME", Short: "Show a snapshot: what it was made on, layers, what was left out", Example: "  dsec snapshot inspect with-deps",
+		Use: "inspect NAME", Short: "Show a snapshot: what it was made on, layers, what was left out", Example: "  dsec snapshot inspect with-deps\n  dsec snapshot inspect --json with-deps | jq .layers",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSnapshots(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
@@ -190,7 +190,7 @@ func (a *app) snapshotInspectCmd() *cobra.Command {
 func (a *app) snapshotRmCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "rm NAME...", Aliases: []string{"delete"}, Short: "Remove snapshots that nothing needs", Example: "  dsec snapshot rm with-deps",
+		Use: "rm NAME...", Aliases: []string{"delete"}, Short: "Remove snapshots that nothing needs", Example: "  dsec snapshot rm with-deps\n  dsec snapshot rm $(dsec snapshot ls -q)",
 		Long: `Removes snapshots. One that a sandbox uses, or on which another snapshot was made, is
 not removed; the message lists what needs it.`,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSnapshots(-1),

@@ -5,8 +5,9 @@
 // It is reached over Aether only (serve.go has the methods) and knows the control plane
 // only through the interface [Cluster]. It must not know of REST, tokens of users or
 // etcd. Start reading at create.go; then delete.go, start.go, adopt.go and
-// sandbox.go (states).
+// sandbox.go (states); pack.go makes snapshots, lastpack.go what the next one of a sandbox begins with, fork.go
+// children.
 //
-// Locks: Edge.mu guards the table of sandboxes and the idempotency keys; sandbox.mu
+// Locks: Edge.tempMu guards the images of forks, and Edge.mu is taken with it held, never the other way round; Edge.mu guards the table of sandboxes and the idempotency keys; sandbox.mu
 // one sandbox's state. Edge.mu is never taken with a sandbox.mu held.
 package edge

@@ -14,7 +14,11 @@
 // impure directories, link counts) is about the layers it was made on and left out; a directory with
 // whiteouts has an origin that says "unknown", which makes the kernel look for them.
 //
-// Start reading at pack.go, then writer.go and dir.go; flatten.go resolves names as the kernel does.
+// A pack can remember what it saw ([Seen]); the next one of the same upper then makes a layer of what changed
+// since, to go on top of the first's.
+//
+// Start reading at pack.go, then writer.go and dir.go; seen.go has what is remembered, and flatten.go resolves
+// names as the kernel does.
 //
 // It must not know of edges, catalogues, stores or cgroup layouts: it is given descriptors.
 package snapshot

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -361,4 +363,75 @@ func TestASnapshotOnAFullDisk(t *testing.T) {
 	}
 	bed.Remove(t, again)
 	bed.Remove(t, sb)
+}
+
+// mapper maps a file to write to, and writes through its memory once more when it is told to: the
+// file's times do not change by that.
+const mapper = `package main
+
+import (
+	"os"
+	"syscall"
+	"time"
+)
+
+func main() {
+	f, err := os.OpenFile("/mapped", os.O_RDWR, 0)
+	if err != nil {
+		panic(err)
+	}
+	b, err := syscall.Mmap(int(f.Fd()), 0, 4096, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		panic(err)
+	}
+	copy(b, "first ")
+	os.WriteFile("/ready", nil, 0o600)
+	for {
+		if _, err := os.Stat("/go"); err == nil {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	copy(b, "second")
+	os.WriteFile("/done", nil, 0o600)
+	time.Sleep(time.Hour)
+}
+`
+
+// What a program writes through a mapping between two snapshots is in the second, though the file looks
+// the same.
+func TestWritesThroughAMappingAreInTheNextSnapshot(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(mapper), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(dir, "mapper"), filepath.Join(dir, "main.go"))
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	id := begin(t, bed.Image)
+	shared.Must(t, "cp", filepath.Join(dir, "mapper"), id+":/mapper")
+	sh(t, id, "head -c 4096 /dev/zero >/mapped; head -c 1000000 /dev/urandom >/other")
+	shared.Must(t, "exec", "--detach", id, "--", "/mapper")
+	sh(t, id, "until test -e /ready; do usleep 1000; done; sleep 0.2")
+	name := strings.ToLower(t.Name())
+	snap(t, id, name+"-1")
+	before := sh(t, id, "stat -c '%y %z' /mapped")
+	sh(t, id, "touch /go; until test -e /done; do usleep 1000; done")
+	if after := sh(t, id, "stat -c '%y %z' /mapped"); after != before {
+		t.Logf("the file's times changed from %s to %s", before, after) // then it is no test of much, on this file system
+	}
+	snap(t, id, name+"-2")
+	if s := bed.JSON[v1.Image](t, shared, "snapshot", "inspect", name+"-2", "--json").Snapshot; s.Bytes > 500000 {
+		t.Errorf("the second has all again: %+v", s)
+	}
+	for n, want := range map[string]string{"-1": "first ", "-2": "second"} {
+		if got := shared.Must(t, "run", "snap:"+name+n, "--", "head", "-c", "6", "/mapped"); got != want {
+			t.Errorf("snapshot %s has %q, want %q", n, got, want)
+		}
+	}
+	shared.Must(t, "rm", id)
+	shared.Must(t, "snapshot", "rm", name+"-2", name+"-1")
 }

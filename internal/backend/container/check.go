@@ -67,3 +67,6 @@ func (b *Backend) CgroupVersion() int {
 	}
 	return 1
 }
+
+// CanFreeze fails, with what is missing, where sandboxes cannot be frozen.
+func (b *Backend) CanFreeze() error { return b.cgroups.CanFreeze() }

@@ -125,6 +125,20 @@ func (h *Hierarchy) Freezer(name string) freeze.Group {
 	return freeze.Group{Dir: filepath.Join(h.freezer, name), Members: filepath.Join(h.dir("pids"), name)}
 }
 
+// CanFreeze fails, with what is missing, where groups cannot be frozen.
+func (h *Hierarchy) CanFreeze() error {
+	dir := h.freezer
+	if h.v2 {
+		dir = h.dirs["unified"]
+	}
+	for _, file := range []string{"freezer.state", "cgroup.freeze"} {
+		if _, err := os.Stat(filepath.Join(dir, file)); dir != "" && err == nil {
+			return nil
+		}
+	}
+	return errors.New("no cgroup freezer is mounted")
+}
+
 // RemoveAll deletes the parent groups, which must have no groups left in them.
 func (h *Hierarchy) RemoveAll() error {
 	var errs []error

@@ -70,9 +70,6 @@ marked in one pass, and deleted two passes later: at once where the store's list
 never behind (a local disk, S3), else in the passes of the next hours.`,
 		Example: "  dsec image gc\n  dsec image gc --grace 0", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if grace < 0 {
-				return usagef("--grace must not be negative")
-			}
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -97,7 +94,8 @@ never behind (a local disk, S3), else in the passes of the next hours.`,
 			return err
 		},
 	}
-	cmd.Flags().DurationVar(&grace, "grace", time.Hour, "leave what is younger")
+	grace = time.Hour
+	cmd.Flags().Var(newDuration(&grace), "grace", "leave what is younger")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print each pass as a line of JSON")
 	return cmd
 }
@@ -167,7 +165,7 @@ func (a *app) imageEvictCmd() *cobra.Command {
 		Long: `Evict has all nodes, or one, drop their copies of an image's data and metadata. The image
 stays in the object store and is fetched again when it is used. Layers that sandboxes use
 stay.`,
-		Example: "  dsec image evict debian",
+		Example: "  dsec image evict debian\n  dsec image evict debian --node k6i3en",
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeImages(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()

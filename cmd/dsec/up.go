@@ -103,7 +103,7 @@ same data directory takes them over. 'dsec down' removes them.`,
 	fl.StringVar(&f.opts.Objects.Store, "store", "", "where images are kept: a directory or s3://BUCKET/PREFIX (default DATA/store)")
 	fl.StringVar(&f.opts.Objects.Endpoint, "store-endpoint", "", "URL of the S3 service; keys are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 	fl.StringVar(&f.opts.Objects.Region, "store-region", "", "region of the S3 service (default us-east-1)")
-	fl.DurationVar(&f.opts.Objects.Latency, "store-latency", 0, "delay each operation of the store, for tests")
+	fl.Var(newDuration(&f.opts.Objects.Latency), "store-latency", "delay each operation of the store, for tests")
 	size(&f.opts.Objects.Rate, "store-rate", 0, "bytes per second that pass to and from the store, for tests (default no limit)")
 	size(&f.opts.ImageCache, "image-cache", 0, "image data that this machine keeps of the store (default no limit)")
 	size(&f.opts.ReserveMemory, "reserve-memory", up.DefaultReserveMemory, "memory that must be free for another sandbox to be admitted")

@@ -7,10 +7,13 @@
 //	DIR/run.json      where it answers
 //	DIR/root.token    the root token's secret
 //	DIR/etcd          projects, tokens, image names
-//	DIR/images        image blobs
+//	DIR/store         images, unless they are kept elsewhere
+//	DIR/images        this node's cache of images
+//	DIR/keeper        sockets and logs of the keepers, which hold descriptors for the cache
 //	DIR/edge          the edge's identity and journal of sandboxes
 //	DIR/container     the guest's binary and log
 //	DIR/writable      sandboxes' own layers (or DIR/scratch, see package scratch)
 //
-// Start reading at up.go; down.go is the way back.
+// Start reading at up.go; objects.go has where images are and the
+// keepers; down.go is the way back.
 package up

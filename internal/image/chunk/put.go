@@ -45,7 +45,6 @@ func (s *Session) PutData(ctx context.Context, b Blob) (string, Stats, error) {
 		local:   map[digest]place{},
 		m:       newMapBuilder(b.Size),
 	}
-	p.stats.Bytes = b.Size
 	name, err := p.run()
 	if err == nil {
 		err = s.lease.check()
@@ -143,6 +142,8 @@ func (p *put) run() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	p.m.m.size = p.blob.Size // known by now, also of a blob that grew
+	p.stats.Bytes = p.blob.Size
 	return p.s.putMap(p.ctx, &p.m.m, &p.stats)
 }
 
@@ -329,12 +330,15 @@ func (s *Session) putContent(ctx context.Context, class string, d digest, b []by
 
 // read cuts the blob and hands out its chunks.
 func (p *put) read() error {
+	r := cutReader{p: p}
+	if p.blob.Grow != nil {
+		return p.follow(&r)
+	}
 	holes, err := findHoles(p.blob.R)
 	if err != nil {
 		return err
 	}
 	defer holes.close()
-	r := cutReader{p: p}
 	for pos := int64(0); pos < p.blob.Size; {
 		data, err := holes.next(pos, p.blob.Size)
 		if err != nil {
@@ -346,11 +350,38 @@ func (p *put) read() error {
 			pos = data
 			continue
 		}
-		n, err := r.window(pos)
+		n, err := r.read(pos, min(windowSize, p.blob.Size-pos))
 		if err != nil {
 			return err
 		}
 		pos += n
+		if p.blob.Progress != nil {
+			p.blob.Progress(pos)
+		}
+	}
+	return r.finish()
+}
+
+// follow cuts a blob while it is written. Where chunks end does not depend on how much of
+// it is there at a time.
+func (p *put) follow(r *cutReader) error {
+	for pos, done := int64(0), false; !done; {
+		size, last, err := p.blob.Grow(p.ctx, pos)
+		if err != nil {
+			return err
+		}
+		if done = last; done {
+			p.blob.Size = size
+		} else {
+			size &^= block - 1 // the rest of a block that is not whole comes with it
+		}
+		for pos < size {
+			n, err := r.read(pos, min(windowSize, size-pos))
+			if err != nil {
+				return err
+			}
+			pos += n
+		}
 		if p.blob.Progress != nil {
 			p.blob.Progress(pos)
 		}
@@ -371,8 +402,8 @@ type cutReader struct {
 	inHole     bool // in a run of zeros that is long enough for a hole
 }
 
-// window reads and cuts the next piece, of which the returned number of bytes is new.
-func (r *cutReader) window(pos int64) (int64, error) {
+// read reads and cuts the next piece, of size bytes.
+func (r *cutReader) read(pos, size int64) (int64, error) {
 	var buf []byte
 	select {
 	case buf = <-r.p.windows:
@@ -389,7 +420,7 @@ func (r *cutReader) window(pos int64) (int64, error) {
 		r.p.release(r.win)
 	}
 	r.win, r.off, r.start, r.end = w, pos-int64(carry), 0, carry
-	n := int(min(windowSize, r.p.blob.Size-pos))
+	n := int(size)
 	// A short read of a reader that says nothing is one too: the size was given.
 	if k, err := r.p.blob.R.ReadAt(buf[carry:carry+n], pos); k < n {
 		if err == nil || err == io.EOF {

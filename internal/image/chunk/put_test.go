@@ -94,6 +94,19 @@ func TestAnyBlobComesBack(t *testing.T) {
 		if again.HoleBytes != st.HoleBytes {
 			rt.Fatalf("%d bytes of holes instead of %d", again.HoleBytes, st.HoleBytes)
 		}
+		// The same while it is written, in steps of any size.
+		steps := rapid.SliceOfN(rapid.IntRange(1, 70*block), 1, 8).Draw(rt, "steps")
+		have, turn := 0, 0
+		s = begin(t, w)
+		defer s.Close(t.Context())
+		name, grown, err := s.PutData(t.Context(), Blob{R: bytes.NewReader(b), Grow: func(context.Context, int64) (int64, bool, error) {
+			have = min(have+steps[turn%len(steps)], len(b))
+			turn++
+			return int64(have), have == len(b) && turn%2 == 0, nil
+		}})
+		if err != nil || name != l.Map || grown.NewChunks != 0 || grown.Bytes != int64(len(b)) || grown.HoleBytes != st.HoleBytes {
+			rt.Fatalf("the same blob as it grows: %+v, another map or %v", grown, err)
+		}
 	})
 }
 

@@ -16,6 +16,11 @@ import (
 type Blob struct {
 	R    io.ReaderAt // if an *os.File, its holes are not read
 	Size int64
+	// Grow, if set, is of a blob that is still being written, from start to end, whose Size
+	// nobody knows yet. It waits until more than the pos bytes are there and returns how many
+	// are, or until there will be no more, when size is the blob's and done is true. Holes of
+	// such a blob are read as zeros.
+	Grow func(ctx context.Context, pos int64) (size int64, done bool, err error)
 	// Progress, if set, is told how far the blob was read, from one goroutine.
 	Progress func(done int64)
 }

@@ -80,7 +80,7 @@ func (s *Store) Import(ctx context.Context, opts ImportOptions, read func(*layer
 	if opts.Kind == "" {
 		opts.Kind = image.KindBase
 	}
-	l, err := s.addLayer(ctx, opts.Kind, tell.stored, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
+	l, err := s.addLayer(ctx, opts.Kind, true, tell.stored, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
 		b := layer.NewBuilder(data, opts.Layer)
 		tell.phase(PhaseRead)
 		got, err := read(b, opts.Source)

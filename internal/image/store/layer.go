@@ -24,10 +24,12 @@ type pin struct {
 // is left and there is nothing to release. Errors: write's, disk_full, lease_lost, the
 // object store's.
 func (s *Store) AddLayer(ctx context.Context, kind string, write func(data layer.Blob, meta io.Writer) (layer.Result, error)) (image.Layer, error) {
-	return s.addLayer(ctx, kind, nil, write)
+	return s.addLayer(ctx, kind, false, nil, write)
 }
 
-func (s *Store) addLayer(ctx context.Context, kind string, progress func(int64), write func(data layer.Blob, meta io.Writer) (layer.Result, error)) (l image.Layer, err error) {
+// addLayer is AddLayer. With along, data goes into the object store while write works, which
+// so has less of the processors for itself.
+func (s *Store) addLayer(ctx context.Context, kind string, along bool, progress func(int64), write func(data layer.Blob, meta io.Writer) (layer.Result, error)) (l image.Layer, err error) {
 	tmp, err := os.MkdirTemp(s.path("tmp"), "import-")
 	if err != nil {
 		return l, layer.DiskError("make import directory", err)
@@ -43,28 +45,36 @@ func (s *Store) addLayer(ctx context.Context, kind string, progress func(int64),
 		return l, layer.DiskError("make data blob", err)
 	}
 	defer data.Close()
-	res, err := write(data, meta)
-	if err != nil {
-		return l, err
+	var session *chunk.Session
+	if along { // else not yet: a lease is not to be held for what may take long
+		if session, err = s.writer.Begin(ctx); err != nil {
+			return l, err
+		}
 	}
-	if err := ctx.Err(); err != nil {
-		return l, errs.Wrap(errs.RequestCanceled, phase, "store layer", err)
+	f := newFollowed(ctx, data, session)
+	res, err := write(f, meta)
+	if err == nil {
+		err = errs.Wrap(errs.RequestCanceled, phase, "store layer", ctx.Err())
 	}
-	session, err := s.writer.Begin(ctx)
-	if err != nil {
-		return l, err
+	if err == nil && session == nil {
+		session, err = s.writer.Begin(ctx)
 	}
-	stored, _, err := session.PutLayer(ctx, chunk.Blob{R: meta, Size: res.MetaSize}, chunk.Blob{R: data, Size: res.DataSize, Progress: progress})
 	if err == nil {
 		l = image.Layer{
 			Kind: kind, MetaDigest: res.MetaDigest, MetaSize: res.MetaSize, DataDigest: res.DataDigest, DataSize: res.DataSize,
-			MetaObject: stored.Meta, MapObject: stored.Map,
 		}
+		err = s.put(ctx, session, &l, f, meta, progress)
+	} else {
+		f.end(err)
+	}
+	if err == nil {
 		data.Close() // the cache takes only what nobody has open
 		err = s.place(ctx, l, meta, filepath.Join(tmp, "data"))
 	}
 	if err != nil {
-		session.Close(ctx)
+		if session != nil {
+			session.Close(ctx)
+		}
 		return image.Layer{}, err
 	}
 	s.mu.Lock()
@@ -77,6 +87,27 @@ func (s *Store) addLayer(ctx context.Context, kind string, progress func(int64),
 	p.n++
 	p.sessions = append(p.sessions, session)
 	return l, nil
+}
+
+// put puts both blobs of a layer into the object store and notes where they are.
+func (s *Store) put(ctx context.Context, session *chunk.Session, l *image.Layer, data *followed, meta *os.File, progress func(int64)) error {
+	var err error
+	if l.MapObject, err = data.finish(l.DataSize); err != nil {
+		return err
+	}
+	rest := chunk.Blob{R: data.File, Size: l.DataSize, Progress: progress}
+	if l.MapObject != "" {
+		rest.Size = 0
+	}
+	stored, _, err := session.PutLayer(ctx, chunk.Blob{R: meta, Size: l.MetaSize}, rest)
+	if err != nil {
+		return err
+	}
+	l.MetaObject = stored.Meta
+	if stored.Map != "" {
+		l.MapObject = stored.Map
+	}
+	return nil
 }
 
 // place keeps what was built as this node's copy.

@@ -17,6 +17,7 @@ const (
 	// sandbox would only die of OOM.
 	MinMemoryBytes = 16 << 20
 	MinPIDs        = 16
+	MaxPIDs        = 4 << 20          // the most that Linux can have
 	MinLease       = 1                // second: below it a client that is only slow would lose its sandbox
 	MaxTime        = 10 * 365 * 86400 // seconds of a lease or time to live, far from what overflows
 	maxEnvBytes    = 256 << 10
@@ -94,6 +95,15 @@ func (s *Spec) Validate() error {
 	}
 	if s.PIDs < MinPIDs {
 		return bad("pids", "%d is below the %d that a sandbox needs to start", s.PIDs, int64(MinPIDs))
+	}
+	if s.PIDs > MaxPIDs {
+		return bad("pids", "%d is above the %d that Linux can have", s.PIDs, int64(MaxPIDs))
+	}
+	if strings.Contains(s.User, "\x00") {
+		return bad("user", "%q has a zero byte", s.User)
+	}
+	if strings.Contains(s.WorkDir, "\x00") {
+		return bad("work_dir", "%q has a zero byte", s.WorkDir)
 	}
 	if s.WorkDir != "" && !strings.HasPrefix(s.WorkDir, "/") {
 		return bad("work_dir", "%q is not absolute", s.WorkDir)

@@ -119,7 +119,7 @@ func eventLine(e v1.Event) string {
 		}
 		cause = fmt.Sprintf("sandboxes=%d", e.Node.Sandboxes)
 	}
-	return fmt.Sprintf(eventFormat, e.Revision, e.Time.UTC().Format(time.RFC3339), e.Type, id, state, cause)
+	return fmt.Sprintf(eventFormat, e.Revision, e.Time.UTC().Format(time.RFC3339), e.Type, id, state, printable(cause))
 }
 
 func eventCause(e v1.Event) string {

@@ -129,12 +129,7 @@ offset on output is still there.`,
 
 // oneLine makes text safe and short enough for a table.
 func oneLine(s string, width int) string {
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
+	s = printable(s)
 	if r := []rune(s); len(r) > width {
 		return string(r[:width-1]) + "…"
 	}

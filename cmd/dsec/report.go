@@ -209,9 +209,9 @@ func (a *app) reportError(err error) {
 		}
 		return
 	}
-	fmt.Fprintf(a.stderr, "dsec: %s\n", whatFailed(err, e))
+	fmt.Fprintf(a.stderr, "dsec: %s\n", printableLines(whatFailed(err, e)))
 	if e.Cause != nil {
-		fmt.Fprintf(a.stderr, "  why:   %v\n", e.Cause)
+		fmt.Fprintf(a.stderr, "  why:   %s\n", printableLines(e.Cause.Error()))
 	}
 	var where []string
 	for _, kv := range [][2]string{{"step", e.Phase}, {"node", e.Node}, {"sandbox", e.Sandbox}, {"request", e.Details["request_id"]}} {
@@ -230,6 +230,15 @@ func (a *app) reportError(err error) {
 	if e.RetryAfter > 0 {
 		fmt.Fprintf(a.stderr, "  retry after %s\n", e.RetryAfter)
 	}
+}
+
+// printableLines is printable for text of several lines.
+func printableLines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, l := range lines {
+		lines[i] = printable(l)
+	}
+	return strings.Join(lines, "\n")
 }
 
 // parsing is what strconv says of its own work.

@@ -8,19 +8,35 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 )
 
 // clearScreen makes a terminal begin anew at the top.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// table prints aligned columns.
+// printable makes text safe for a terminal: labels, tags, names and what programs say come from
+// others, and control characters would be obeyed.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
+// table prints aligned columns, one line for each row whatever is in it.
 func table(w io.Writer, head []string, rows [][]string) error {
 	tw := tabwriter.NewWriter(w, 0, 4, 3, ' ', 0)
 	if head != nil {
 		fmt.Fprintln(tw, strings.Join(head, "\t"))
 	}
 	for _, r := range rows {
-		fmt.Fprintln(tw, strings.Join(r, "\t"))
+		cells := make([]string, len(r))
+		for i, c := range r {
+			cells[i] = printable(c)
+		}
+		fmt.Fprintln(tw, strings.Join(cells, "\t"))
 	}
 	return tw.Flush()
 }

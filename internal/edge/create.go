@@ -39,12 +39,24 @@ func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, er
 		}
 	}
 
-	s, existing, err := e.enter(ctx, req, b)
-	if err != nil {
-		return v1.Sandbox{}, err
-	}
-	if existing {
-		return s.await(ctx)
+	var s *sandbox
+	for {
+		var existing bool
+		if s, existing, err = e.enter(ctx, req, b); err != nil {
+			return v1.Sandbox{}, err
+		}
+		if !existing {
+			break
+		}
+		v, err := s.await(ctx)
+		if v.ID == req.ID || !errors.Is(err, errs.StateConflict) {
+			return v, err
+		}
+		select { // its key is free when nothing of it is left
+		case <-s.removed:
+		case <-ctx.Done():
+			return v1.Sandbox{}, errs.Wrap(errs.DeadlineExceeded, "edge.create", "wait for the end of a create with this key that failed", ctx.Err())
+		}
 	}
 	defer e.creates.Done()
 	defer close(s.created)

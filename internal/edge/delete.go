@@ -73,6 +73,7 @@ func (e *Edge) finishRemoval(ctx context.Context, s *sandbox) error {
 	select { // a create under way undoes itself; then there is one owner again
 	case <-s.created:
 	case <-time.After(removeTime):
+		e.retryLater(s) // nobody else would: it is stopping, and later removals wait for this one
 		return errs.New(errs.DeadlineExceeded, "edge.remove", "the create that was under way does not end")
 	}
 	v := s.snapshot()

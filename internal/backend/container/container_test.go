@@ -471,6 +471,42 @@ func TestScratchImage(t *testing.T) {
 	}
 }
 
+// When the file system of the writable layers has failed, sandboxes can still be removed.
+func TestFailedFileSystem(t *testing.T) {
+	n := newNode(t)
+	b := n.open(t)
+	defer b.Close()
+	i, err := b.Create(t.Context(), spec("sfailed"), func(string, time.Duration) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	remount := func(flags uintptr) {
+		t.Helper()
+		if err := unix.Mount("", n.writable, "", unix.MS_REMOUNT|flags, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remount(unix.MS_RDONLY)
+	defer remount(0)
+	if _, err := b.Create(t.Context(), spec("sother"), func(string, time.Duration) {}); !errors.Is(err, errs.BackendUnusable) {
+		t.Errorf("a create: %v", err)
+	}
+	if err := b.Delete(t.Context(), "sfailed"); err != nil {
+		t.Errorf("a removal: %v", err)
+	}
+	<-i.Done()
+	if left, err := b.Audit(t.Context()); err != nil || len(left) != 1 || left[0].Kind != "directory" {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	remount(0)
+	if err := b.Delete(t.Context(), "sfailed"); err != nil { // as the next start does, which finds the directory
+		t.Error(err)
+	}
+	if left, err := b.Audit(t.Context()); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
 // Without a guest nothing is installed, and what another process made can be removed.
 func TestRemovalNeedsNoGuest(t *testing.T) {
 	n := newNode(t)

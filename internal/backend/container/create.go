@@ -101,6 +101,9 @@ func (c *creation) explain(err error) error {
 	case errors.Is(err, errs.ImageUnsupported):
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		err = errs.Wrap(errs.DiskFull, "container.create", "no space for the sandbox", err)
+	case errors.Is(err, unix.EROFS):
+		err = errs.New(errs.BackendUnusable, "container.create", "the file system of sandboxes' own layers failed and is read-only; most often the disk of the data directory was full").
+			Because(err).Advise("free disk space in the data directory, then restart the server with 'dsec down --keep' and 'dsec up', which makes it anew; sandboxes that run now cannot write any more")
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EAGAIN), errors.Is(err, errNoRange):
 		err = errs.Wrap(errs.NodeFull, "container.create", "the node ran out of a kernel resource", err)
 	default:

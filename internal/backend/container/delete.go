@@ -76,9 +76,12 @@ func (b *Backend) removeGroup(ctx context.Context, id string) error {
 	return b.cgroups.Remove(id, deadline)
 }
 
-// removeDirectory deletes the sandbox's directory. Its content belongs to hostile code.
+// removeDirectory deletes the sandbox's directory. Its content belongs to hostile code. On a
+// file system that failed it stays: that one is made anew by the next start (see scratch), and
+// a removal that never ends would help nobody.
 func (b *Backend) removeDirectory(id string) error {
-	if err := rmtree.Remove(filepath.Join(b.dir.Name(), id)); err != nil {
+	err := rmtree.Remove(filepath.Join(b.dir.Name(), id))
+	if err != nil && !errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("remove directory: %w", err)
 	}
 	return nil

@@ -128,7 +128,7 @@ func (s *Server) createKeyed(ctx context.Context, p *iam.Principal, spec v1.Spec
 		return nil, err
 	}
 	if key == "" {
-		sb, err := s.createNow(ctx, spec, "")
+		sb, _, err := s.createNow(ctx, spec, "")
 		if err == nil && ctx.Err() != nil {
 			// Made, but its owner will never hear of it.
 			s.reaper.reap(sb.Node, sb.ID)
@@ -150,10 +150,11 @@ func fingerprint(spec *v1.Spec) string {
 	return hex.EncodeToString(sum[:12])
 }
 
-// createNow places a valid spec and has the edge make it.
-func (s *Server) createNow(ctx context.Context, spec v1.Spec, key string) (*v1.Sandbox, error) {
+// createNow places a valid spec and has the edge make it. What an edge may have made although it
+// did not say so is on its way out: removals are the ends of that.
+func (s *Server) createNow(ctx context.Context, spec v1.Spec, key string) (_ *v1.Sandbox, removals []removal, err error) {
 	if s.drain.Err() != nil {
-		return nil, errs.New(errs.ShuttingDown, "sandbox.create", "the server is stopping")
+		return nil, nil, errs.New(errs.ShuttingDown, "sandbox.create", "the server is stopping")
 	}
 	ask := v1.EdgeCreate{IdempotencyKey: key, Spec: spec}
 	need := placement.Need{
@@ -162,18 +163,18 @@ func (s *Server) createNow(ctx context.Context, spec v1.Spec, key string) (*v1.S
 	if spec.Image != "" {
 		img, err := s.catalog.compose(&spec)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		ask.Image, need.Digests = img, img.Digests()
 		ask.Spec.Labels = snapshotLabels(spec.Labels, img)
 	}
 	var made v1.Sandbox
-	err := s.placer.Place(ctx, need, func(ctx context.Context, node v1.Node, id string) error {
+	err = s.placer.Place(ctx, need, func(ctx context.Context, node v1.Node, id string) error {
 		ask.ID = id
 		sb, err := s.cfg.Edges.Create(ctx, node, &ask)
 		if err != nil {
 			if uncertain(err) {
-				s.reaper.reap(node.ID, id)
+				removals = append(removals, s.reaper.reap(node.ID, id))
 			}
 			return err
 		}
@@ -183,10 +184,10 @@ func (s *Server) createNow(ctx context.Context, spec v1.Spec, key string) (*v1.S
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, removals, err
 	}
 	made.IdempotencyKey = ""
-	return &made, nil
+	return &made, removals, nil
 }
 
 // snapshotLabels are a sandbox's: those that it is given, over those of the sandbox that its

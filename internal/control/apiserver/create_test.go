@@ -229,6 +229,62 @@ func TestOneOfSeveralWaitersMayLeave(t *testing.T) {
 	}
 }
 
+// A client that gave up and asks again gets a sandbox that stays, whether the edge gave up
+// the first one in time or made it and it has to be removed.
+func TestRetryWithAKeyWhileTheFirstCreateIsGivenUp(t *testing.T) {
+	t.Parallel()
+	for name, stubborn := range map[string]bool{"given up": false, "made for nobody": true} {
+		w := newWorld(t, func(_ *control.Config, ec *controltest.Config) { ec.Stubborn = stubborn })
+		reached, release := make(chan struct{}), make(chan struct{})
+		var first sync.Once
+		w.edge.OnCreate(func(ctx context.Context, _ *v1.EdgeCreate) error {
+			wait := false
+			first.Do(func() { wait = true })
+			if !wait {
+				return nil
+			}
+			close(reached)
+			<-release
+			return ctx.Err()
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		left := make(chan struct{})
+		req := w.request(ctx, "POST", "/v1/sandboxes", hollow, withKey("k"))
+		go func() {
+			defer close(left)
+			if res, err := w.client.Do(req); err == nil {
+				res.Body.Close()
+				t.Error("answered")
+			}
+		}()
+		<-reached
+		cancel()
+		<-left
+		again := make(chan v1.Sandbox, 1)
+		eventually(t, "the create was given up", func() bool {
+			_, _, raw := w.do("GET", "/metrics", nil)
+			return strings.Contains(raw, `dsec_creates_total{reason="request_canceled",result="error"} 1`)
+		})
+		go func() { again <- w.create(hollow, withKey("k")) }()
+		eventually(t, "the second request waits", func() bool {
+			_, _, raw := w.do("GET", "/metrics", nil)
+			return strings.Contains(raw, "dsec_http_requests_in_flight 2")
+		})
+		close(release)
+		sb := <-again
+		eventually(t, "what was made for nobody is removed", func() bool {
+			_, _, raw := w.do("GET", "/metrics", nil)
+			return strings.Contains(raw, `dsec_reaps_total{result="ok"} 1`)
+		})
+		if left := w.edge.Sandboxes(); len(left) != 1 || left[0].ID != sb.ID {
+			t.Errorf("%s: the answer was %s, and there are %+v", name, sb.ID, left)
+		}
+		if same := w.create(hollow, withKey("k")); same.ID != sb.ID {
+			t.Errorf("%s: the key gives %s, not %s", name, same.ID, sb.ID)
+		}
+	}
+}
+
 func TestRenew(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

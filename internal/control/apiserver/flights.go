@@ -36,6 +36,11 @@ type flight struct {
 	waiting int
 	cancel  context.CancelFunc
 	ended   time.Time
+
+	// A flight that failed, or that all who waited have left, gives its key away only when nothing
+	// is left of what it may have made: who comes in between would get a sandbox that is about to go.
+	leaving bool
+	over    chan struct{} // closed then
 }
 
 func newFlights(now func() time.Time, ttl time.Duration) *flights {
@@ -46,9 +51,20 @@ func (f *flights) do(ctx context.Context, key watcher.Key, s *Server, spec v1.Sp
 	if err := s.awaitKeys(ctx); err != nil {
 		return nil, err
 	}
-	f.mu.Lock()
-	f.forget()
-	fl := f.byKey[key.Scope]
+	var fl *flight
+	for {
+		f.mu.Lock()
+		f.forget()
+		if fl = f.byKey[key.Scope]; fl == nil || !fl.leaving {
+			break
+		}
+		f.mu.Unlock()
+		select {
+		case <-fl.over:
+		case <-ctx.Done():
+			return nil, errs.Wrap(errs.RequestCanceled, "sandbox.create", "wait for the end of an earlier create with this key", ctx.Err())
+		}
+	}
 	if fl == nil {
 		if sb, fingerprint, ok := s.cfg.Registry.KeyHolder(key.Scope); ok {
 			f.mu.Unlock()
@@ -59,7 +75,7 @@ func (f *flights) do(ctx context.Context, key watcher.Key, s *Server, spec v1.Sp
 		}
 		// The create outlives the request that began it as long as another one waits.
 		run, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		fl = &flight{key: key, done: make(chan struct{}), cancel: cancel}
+		fl = &flight{key: key, done: make(chan struct{}), over: make(chan struct{}), cancel: cancel}
 		f.byKey[key.Scope] = fl
 		f.wg.Go(func() { f.fly(run, fl, s, spec) })
 	}
@@ -78,8 +94,9 @@ func (f *flights) do(ctx context.Context, key watcher.Key, s *Server, spec v1.Sp
 	}
 	f.mu.Lock()
 	fl.waiting--
-	if gone != nil && fl.waiting == 0 {
-		fl.cancel() // nobody wants it any more; it does nothing once landed
+	if gone != nil && fl.waiting == 0 && fl.ended.IsZero() { // nobody wants it any more
+		fl.leaving = true
+		fl.cancel()
 	}
 	f.mu.Unlock()
 	switch {
@@ -95,33 +112,48 @@ func (f *flights) do(ctx context.Context, key watcher.Key, s *Server, spec v1.Sp
 func (f *flights) fly(ctx context.Context, fl *flight, s *Server, spec v1.Spec) {
 	claim, sb, err := s.claim(ctx, fl.key)
 	found := sb != nil
+	var removals []removal
 	if err == nil && !found {
-		sb, err = s.createNow(ctx, spec, fl.key.String())
+		sb, removals, err = s.createNow(ctx, spec, fl.key.String())
 	}
 	f.mu.Lock()
 	if err == nil && ctx.Err() != nil { // all who waited have left
 		if !found {
-			s.reaper.reap(sb.Node, sb.ID)
+			removals = append(removals, s.reaper.reap(sb.Node, sb.ID))
 		}
 		err = errs.Wrap(errs.RequestCanceled, "sandbox.create", "the client went away", ctx.Err())
 	}
 	fl.sb, fl.err, fl.ended = sb, err, f.now()
 	if err != nil {
-		delete(f.byKey, fl.key.Scope)
+		fl.leaving = true
 	} else {
 		f.landed = append(f.landed, fl)
 	}
 	fl.cancel()
 	close(fl.done)
 	f.mu.Unlock()
-	if claim == nil {
-		return
-	}
 	// After the answer, which need not wait for it: until then others do.
+	for _, r := range removals {
+		<-r
+	}
+	if claim != nil {
+		f.settle(ctx, claim, fl, s)
+	}
+	if err != nil {
+		f.mu.Lock()
+		delete(f.byKey, fl.key.Scope)
+		close(fl.over)
+		f.mu.Unlock()
+	}
+}
+
+// settle tells the store how a flight ended.
+func (f *flights) settle(ctx context.Context, claim store.Claim, fl *flight, s *Server) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), syncTimeout)
 	defer cancel()
-	if err == nil {
-		err = claim.Settle(ctx, sb.ID, f.ttl)
+	var err error
+	if fl.err == nil {
+		err = claim.Settle(ctx, fl.sb.ID, f.ttl)
 	} else {
 		err = claim.Release(ctx)
 	}

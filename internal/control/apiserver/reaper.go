@@ -27,9 +27,14 @@ type reaper struct {
 
 func newReaper(s *Server) *reaper { return &reaper{s: s, slots: make(chan struct{}, reapParallel)} }
 
+// removal is closed when a removal has ended, well or not.
+type removal <-chan struct{}
+
 // reap removes a sandbox in the background.
-func (r *reaper) reap(nodeID, id string) {
+func (r *reaper) reap(nodeID, id string) removal {
+	ended := make(chan struct{})
 	r.wg.Go(func() {
+		defer close(ended)
 		// Detached from the request, and from the server's end too: it is bounded by itself.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.s.ctx), reapTimeout)
 		defer cancel()
@@ -45,6 +50,7 @@ func (r *reaper) reap(nodeID, id string) {
 		}
 		r.s.metrics.reaps.WithLabelValues("ok").Inc()
 	})
+	return ended
 }
 
 func (r *reaper) remove(ctx context.Context, nodeID, id string) error {

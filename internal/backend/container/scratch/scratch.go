@@ -44,12 +44,23 @@ func Needed(dir string) (bool, error) {
 }
 
 // Mount makes a file system of at most size bytes in dir/scratch.img and mounts it on
-// dir/scratch, whose path it returns. One that is mounted already is kept.
+// dir/scratch, whose path it returns. One that is mounted already is kept if it works: the
+// kernel makes it read-only for good when the disk below was full and took a write no more.
+// Sandboxes that run on such a one keep it, and it goes when they do.
 func Mount(ctx context.Context, dir string, size int64) (string, error) {
 	point, image := filepath.Join(dir, "scratch"), filepath.Join(dir, "scratch.img")
 	mounted, err := isMounted(point)
-	if err != nil || mounted {
-		return point, err
+	if err != nil {
+		return "", err
+	}
+	if mounted {
+		failed, err := hasFailed(point)
+		if err != nil || !failed {
+			return point, err
+		}
+		if err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return "", fmt.Errorf("unmount a scratch that failed: %w", err)
+		}
 	}
 	if err := os.MkdirAll(point, 0o700); err != nil {
 		return "", err
@@ -80,6 +91,21 @@ func Mount(ctx context.Context, dir string, size int64) (string, error) {
 		return "", fmt.Errorf("mount scratch image: %w", err)
 	}
 	return point, nil
+}
+
+// hasFailed tells whether the file system at point takes no changes any more, for another
+// reason than being full.
+func hasFailed(point string) (bool, error) {
+	try, err := os.MkdirTemp(point, ".try-")
+	switch {
+	case err == nil:
+		return false, os.Remove(try)
+	case errors.Is(err, unix.EROFS), errors.Is(err, unix.EIO):
+		return true, nil
+	case errors.Is(err, unix.ENOSPC):
+		return false, nil
+	}
+	return false, err
 }
 
 // attachLoop binds f to a free loop device, which lets go of it when last used. Direct

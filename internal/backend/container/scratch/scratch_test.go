@@ -58,3 +58,46 @@ func TestMountIsMadeOnceAndLeavesNothing(t *testing.T) {
 		t.Errorf("the image is left: %v", err)
 	}
 }
+
+// A file system that the kernel made read-only is made anew under those who still use it.
+func TestMountMakesAFailedOneAnew(t *testing.T) {
+	dir := t.TempDir()
+	t.Cleanup(func() {
+		if err := Unmount(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	point, err := Mount(t.Context(), dir, 64<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(point, "kept"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	user, err := os.Open(filepath.Join(point, "kept"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer user.Close()
+	if err := unix.Mount("", point, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Mount(t.Context(), dir, 64<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(point, "new"), 0o700); err != nil {
+		t.Errorf("the scratch that failed is still in the way: %v", err)
+	}
+	if _, err := user.Read(make([]byte, 1)); err != nil {
+		t.Errorf("who used the old one lost it: %v", err)
+	}
+	entries, err := os.ReadDir(point)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() != "new" && e.Name() != "lost+found" {
+			t.Errorf("left: %s", e.Name())
+		}
+	}
+}

@@ -16,6 +16,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 
 	"dsec/api/v1/errs"
@@ -79,11 +80,17 @@ func (s *Server) start(ctx context.Context, dir string, log *slog.Logger) error 
 	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, compactEvery
 	// A single member elects itself: short ticks only make its start quick.
 	cfg.TickMs, cfg.ElectionMs = 20, 200
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(newSlogCore(log, &s.closing)))
+	hook := &fatalHook{}
+	hook.starting.Store(true)
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(newSlogCore(log, &s.closing), zap.WithFatalHook(hook)))
 	if err := checkDatabase(filepath.Join(cfg.Dir, "member", "snap", "db")); err != nil {
 		return err
 	}
-	e, err := embed.StartEtcd(cfg)
+	e, err := startEtcd(cfg)
+	hook.starting.Store(false)
+	if errors.Is(err, unix.ENOSPC) {
+		return errs.Wrap(errs.DiskFull, "store.start", "no space to open the control plane's records", err)
+	}
 	if err != nil && damaged(err) {
 		err = fmt.Errorf("%w: %w", errDamaged, err)
 	}
@@ -104,6 +111,40 @@ func (s *Server) start(ctx context.Context, dir string, log *slog.Logger) error 
 	case <-t.C:
 		return fmt.Errorf("not ready after %s", startTimeout)
 	}
+}
+
+// fatalHook is what etcd's logger does after a fatal line: without one it ends the process.
+type fatalHook struct{ starting atomic.Bool }
+
+// fatal is what startEtcd is to return.
+type fatal struct{ err error }
+
+// OnWrite implements zapcore.CheckWriteHook. It must not return.
+func (h *fatalHook) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
+	if !h.starting.Load() {
+		os.Exit(1)
+	}
+	err := errors.New(e.Message)
+	for _, f := range fields {
+		if cause, ok := f.Interface.(error); ok {
+			err = fmt.Errorf("%s: %w", e.Message, cause)
+		}
+	}
+	panic(fatal{err})
+}
+
+// startEtcd turns what etcd ends the process for while it starts into an error.
+func startEtcd(cfg *embed.Config) (_ *embed.Etcd, err error) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case fatal:
+			err = r.err
+		default:
+			panic(r)
+		}
+	}()
+	return embed.StartEtcd(cfg)
 }
 
 // checkDatabase opens the file as etcd will, which panics if it cannot.

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"log/slog"
+	"os"
 	"testing"
 	"time"
 
@@ -14,7 +15,13 @@ import (
 	"dsec/internal/control/store/storetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("DSEC_TEST_FULL"); dir != "" {
+		startFull(dir)
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func openOn(t *testing.T, dir string) *Store {
 	t.Helper()

@@ -363,4 +363,3 @@ func (r *streamReader) Read(p []byte) (int, error) {
 }
 
 var _ io.Reader = (*streamReader)(nil)
-

@@ -230,7 +230,7 @@ func TestExport(t *testing.T) {
 	if p := w.problem("image_not_found", "GET", "/v1/export?name=team/tool:1", nil); p.Status != 404 {
 		t.Errorf("refused by the edge: %+v", p)
 	}
-	w.problem("missing_right", "GET", "/v1/export?name="+digest, nil, as(w.token(v1.RightSandbox)))
+	w.problem("missing_right", "GET", "/v1/export?name="+digest, nil, as(w.token(v1.RightRead)))
 	data := bytes.Repeat([]byte("tar"), 1<<20)
 	var half bool
 	w.edge.OnExport(func(ctx context.Context, s *aether.Stream, req v1.EdgeExport) error {

@@ -122,7 +122,7 @@ func (s *Server) imageRoutes() {
 		errors: append([]errs.Code{errs.ImageNotFound}, ofRegistry...), line: v1.ImageProgress{},
 	}, s.pushImage)
 	handleStream(s, op{
-		id: "export-image", method: http.MethodGet, path: "/v1/export", tag: tag, right: v1.RightRead,
+		id: "export-image", method: http.MethodGet, path: "/v1/export", tag: tag, right: v1.RightImage,
 		summary: "Export an image or snapshot", text: "The answer is a tar of unknown length. Its trailer `Dsec-Outcome` is `ok`, or the Problem that ended it, in base64; an answer without it broke off.",
 		errors: append([]errs.Code{errs.ImageNotFound, errs.NoNode}, ofMaking...),
 	}, s.exportImage)

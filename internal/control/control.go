@@ -266,8 +266,12 @@ func (c *Control) WaitEdge(ctx context.Context, n int) error {
 	}
 }
 
-// Drain makes the apiserver refuse new work, for a process whose edge stops before Close.
+// Drain makes the apiserver refuse new work, for a process whose edge stops before Close, and
+// keeps the edge's sandboxes from counting as lost.
 func (c *Control) Drain() {
+	if c.registry != nil {
+		c.registry.Hold()
+	}
 	if c.api != nil {
 		c.api.Drain()
 	}

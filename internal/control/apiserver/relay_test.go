@@ -72,6 +72,7 @@ func TestRelay(t *testing.T) {
 	}
 	want[struct{}](w, 204, "DELETE", "/v1/sandboxes/"+sb.ID, nil)
 	node := w.edge.Node()
+	time.Sleep(150 * time.Millisecond) // until then a node that is not registered may be on its way back
 	for id, code := range map[string]errs.Code{
 		sb.ID:                                errs.SandboxGone,
 		"nonsense":                           errs.SandboxNotFound,

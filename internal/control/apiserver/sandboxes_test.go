@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -188,6 +189,7 @@ func TestUnknownAndLostIDs(t *testing.T) {
 	w := newWorld(t)
 	node := w.edge.Node()
 	never := v1.SandboxID(node.ID, node.Epoch, 12345)
+	time.Sleep(150 * time.Millisecond) // until then a node that is not registered may be on its way back
 	for id, code := range map[string]string{
 		never:                                  "sandbox_not_found",
 		v1.SandboxID(node.ID, 0, 1):            "sandbox_lost",

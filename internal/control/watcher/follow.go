@@ -133,8 +133,9 @@ func (w *Watcher) leaseGone(id string) {
 		}
 		delete(w.follows, id)
 		f.cancel()
-		w.log.Warn("edge is lost", "node", id, "epoch", f.node.Epoch)
-		w.reg.nodeLost(f.node)
+		if w.reg.nodeLost(f.node) {
+			w.log.Warn("edge is lost", "node", id, "epoch", f.node.Epoch)
+		}
 	})
 }
 

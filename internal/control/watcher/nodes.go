@@ -151,18 +151,27 @@ func (r *Registry) emitNode(n *nodeState) {
 }
 
 // nodeLost forgets an edge; its sandboxes become lost.
-func (r *Registry) nodeLost(doc v1.Node) {
+func (r *Registry) nodeLost(doc v1.Node) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := r.nodes[doc.ID]
-	if n == nil || n.node.Epoch != doc.Epoch {
-		return
+	if r.held || n == nil || n.node.Epoch != doc.Epoch {
+		return false
 	}
 	n.connected = false
 	n.show()
 	r.loseOf(n.node, "node "+doc.ID+" is gone")
 	r.emitNode(n)
 	delete(r.nodes, doc.ID)
+	return true
+}
+
+// Hold keeps what is known of nodes that leave from here on: a server that stops together with
+// its node must not tell anybody that the sandboxes are lost, which go on running.
+func (r *Registry) Hold() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.held = true
 }
 
 // loseOf marks all sandboxes of a node's epoch lost.

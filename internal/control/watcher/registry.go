@@ -16,7 +16,7 @@ type Config struct {
 	EventsKept  int           // 65536
 	RemovedKept int           // ids of removed sandboxes remembered: 100000
 	KeyTTL      time.Duration // life of an idempotency key: 5 min
-	Grace       time.Duration // between the loss of a lease and of its sandboxes: 5 s
+	Grace       time.Duration // between the loss of a lease, or our start, and the loss of sandboxes: 5 s
 	KeepLost    time.Duration // how long lost sandboxes are listed: 1 h
 }
 
@@ -44,9 +44,11 @@ func (c *Config) setDefaults() {
 // Registry is what is known of sandboxes and nodes. All methods may be called from
 // several goroutines. Documents that it hands out are shared and must not be changed.
 type Registry struct {
-	cfg Config
+	cfg     Config
+	started time.Time
 
 	mu        sync.RWMutex
+	held      bool // no node counts as lost any more
 	rev       uint64
 	events    ring
 	changed   chan struct{} // closed at the next change; nil when nobody waits
@@ -88,9 +90,10 @@ func NewRegistry(cfg Config) *Registry {
 	cfg.setDefaults()
 	// Micro seconds: a restarted registry is ahead of its past as long as there were
 	// fewer than a million changes a second, and numbers stay exact in JSON.
-	base := uint64(cfg.Now().UnixMicro())
+	now := cfg.Now()
+	base := uint64(now.UnixMicro())
 	return &Registry{
-		cfg: cfg, rev: base, events: ring{first: base + 1, cap: cfg.EventsKept},
+		cfg: cfg, started: now, rev: base, events: ring{first: base + 1, cap: cfg.EventsKept},
 		sandboxes: map[string]*entry{}, labels: map[label]*index{}, states: map[v1.State]int{}, nodes: map[string]*nodeState{},
 		removed: newRecent(cfg.RemovedKept), keys: map[string]string{},
 	}
@@ -245,7 +248,8 @@ func (r *Registry) Get(id string) (*v1.Sandbox, bool) {
 
 // Locate returns the edge that owns a sandbox, and the sandbox if it was heard of.
 // (If not, the edge decides: another apiserver may have created it this moment.)
-// Errors: errs.SandboxNotFound, errs.SandboxGone, errs.SandboxLost.
+// Errors: errs.SandboxNotFound, errs.SandboxGone, errs.SandboxLost, and errs.EdgeUnreachable
+// while the edge may still be on its way back.
 func (r *Registry) Locate(id string) (v1.Node, *v1.Sandbox, error) {
 	fail := func(code errs.Code, message string) (v1.Node, *v1.Sandbox, error) {
 		e := errs.New(code, "locate", message)
@@ -264,6 +268,8 @@ func (r *Registry) Locate(id string) (v1.Node, *v1.Sandbox, error) {
 	}
 	n := r.nodes[nodeID]
 	switch {
+	case n == nil && e == nil && r.cfg.Now().Sub(r.started) < r.cfg.Grace:
+		return fail(errs.EdgeUnreachable, "the node "+nodeID+" of sandbox "+id+" has not registered since this server started")
 	case n == nil:
 		return fail(errs.SandboxLost, "the node "+nodeID+" of sandbox "+id+" is not registered")
 	case epoch < n.node.Epoch:

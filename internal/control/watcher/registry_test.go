@@ -195,6 +195,11 @@ func TestLocate(t *testing.T) {
 		f.Apply(box(n, 1, v1.StateRunning, nil))
 		f.Remove(id(3, n))
 	}
+	// A node may be on its way back when we have only started.
+	if _, _, err := f.Locate(v1.SandboxID("zzzzzz", 1, 1)); !errors.Is(err, errs.EdgeUnreachable) {
+		t.Errorf("of a node that has not registered yet: %v", err)
+	}
+	f.now = f.now.Add(f.cfg.Grace)
 	for _, c := range []struct {
 		id   string
 		want error
@@ -216,6 +221,20 @@ func TestLocate(t *testing.T) {
 		if err == nil && node.ID != testNode {
 			t.Errorf("%s is on %q", c.id, node.ID)
 		}
+	}
+}
+
+// A server that stops with its node does not take the sandboxes, which go on running, for lost.
+func TestHeldNodeIsNotLost(t *testing.T) {
+	t.Parallel()
+	f := newFixture(Config{})
+	f.tell(v1.EdgeEvent{Seq: 2, Sandboxes: []v1.Sandbox{box(1, 1, v1.StateRunning, nil)}})
+	f.Hold()
+	if f.nodeLost(f.node) {
+		t.Error("the node is lost")
+	}
+	if _, sb, err := f.Locate(id(3, 1)); err != nil || sb.State != v1.StateRunning {
+		t.Errorf("%+v, %v", sb, err)
 	}
 }
 

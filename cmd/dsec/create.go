@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,7 +24,8 @@ answers. With --json each sandbox is one line; one that could not be made is a l
 {"error":…}.
 
 A sandbox whose id cannot be printed is removed again, as nobody would know of it; not
-with --idempotency-key, which finds it.`,
+with --idempotency-key, which finds it. After Ctrl-C no more are made than those that
+are printed.`,
 		Example: `  dsec create debian
   dsec create --count 100 --label job=eval7 --memory 1g debian
   dsec create --image debian --workspace repo --toolkit lint --toolkit agent
@@ -60,13 +62,17 @@ with --idempotency-key, which finds it.`,
 			if key != "" {
 				opts = append(opts, client.IdempotencyKey(key))
 			}
-			sb, err := c.Create(cmd.Context(), spec, opts...)
+			ctx, cancel := afterGrace(cmd.Context(), createGrace)
+			defer cancel()
+			sb, err := c.Create(ctx, spec, opts...)
 			if err != nil {
 				return err
 			}
-			err = a.created(sb, asJSON)
+			if err = context.Cause(cmd.Context()); err == nil {
+				err = a.created(sb, asJSON)
+			}
 			if err != nil && key == "" {
-				a.removeUnknown(cmd.Context(), sb)
+				a.removeUnknown(ctx, sb)
 			}
 			return err
 		},
@@ -99,39 +105,86 @@ func (a *app) removeUnknown(ctx context.Context, sb *client.Sandbox) {
 	}
 }
 
+// createGrace is how long an answer that is on its way is waited for after a signal, since
+// what it tells of exists.
+const createGrace = 5 * time.Second
+
+// createChunk is how many sandboxes createMany asks for at once.
+const createChunk = 128
+
+// createMany asks for some at a time: what a request has made when it is broken off may
+// have been told by the server and not have come here, so that nobody would know of it. A
+// signal ends it after the answer that is on its way.
 func (a *app) createMany(cmd *cobra.Command, c *client.Client, spec v1.Spec, count int, asJSON bool) error {
 	bar := a.progress("create", int64(count), false)
 	defer bar.end()
-	var first, unprinted error
-	n, bad := 0, 0
-	for sb, err := range c.CreateMany(cmd.Context(), spec, count) {
-		n++
-		bar.set(int64(n))
-		if err != nil {
-			bad++
-			if first == nil {
-				first = err
-			}
-			if asJSON {
-				if perr := a.jsonLine(v1.CreateResult{Error: v1.ProblemOf(err)}); unprinted == nil {
-					unprinted = perr
-				}
-			}
-			continue
+	ctx, cancel := afterGrace(cmd.Context(), createGrace)
+	defer cancel()
+	m := many{app: a, asJSON: asJSON}
+	for asked := 0; asked < count && cmd.Context().Err() == nil && m.unprinted == nil; asked += createChunk {
+		n := min(createChunk, count-asked)
+		for sb, err := range c.CreateMany(ctx, spec, n) {
+			m.take(ctx, sb, err)
+			bar.set(int64(m.made + m.failed))
 		}
-		if unprinted == nil {
-			unprinted = a.created(sb, asJSON)
-		}
-		if unprinted != nil {
-			a.removeUnknown(cmd.Context(), sb)
+		if m.made+m.failed < asked+n {
+			break // the request itself failed
 		}
 	}
 	bar.end()
-	if unprinted != nil {
-		return unprinted
-	}
-	if bad > 0 {
-		return fmt.Errorf("%d of %d sandboxes were not created; the first: %w", bad, count, first)
+	switch {
+	case m.unprinted != nil:
+		return m.unprinted
+	case cmd.Context().Err() != nil:
+		return context.Cause(cmd.Context())
+	case m.failed > 0:
+		return fmt.Errorf("%d of %d sandboxes were not created; the first: %w", count-m.made, count, m.first)
 	}
 	return nil
+}
+
+// many is what has come of creating many.
+type many struct {
+	*app
+	asJSON           bool
+	made, failed     int
+	first, unprinted error // the first failure; the first that could not be printed
+}
+
+func (m *many) take(ctx context.Context, sb *client.Sandbox, err error) {
+	if err != nil {
+		m.failed++
+		if m.first == nil {
+			m.first = err
+		}
+		if m.asJSON && m.unprinted == nil {
+			m.unprinted = m.jsonLine(v1.CreateResult{Error: v1.ProblemOf(err)})
+		}
+		return
+	}
+	m.made++
+	if m.unprinted == nil {
+		m.unprinted = m.created(sb, m.asJSON)
+	}
+	if m.unprinted != nil {
+		m.removeUnknown(ctx, sb)
+	}
+}
+
+// afterGrace returns a context that ends some time after ctx does.
+func afterGrace(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel(context.Cause(ctx))
+		case <-late.Done():
+		}
+	})
+	return late, func() {
+		stop()
+		cancel(nil)
+	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -143,6 +144,38 @@ func TestCreateManyReportsFailures(t *testing.T) {
 	r := c.run("create", "--count", "3", "--json", "busybox")
 	if r.code != 1 || strings.Count(r.out, "\n") != 3 || !strings.Contains(r.out, `"code":"node_full"`) || !strings.Contains(r.err, "1 of 3") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// No sandbox stays of which nobody was told.
+func TestCreateManyEndsWithASignal(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r, w := io.Pipe()
+	a := &app{stdin: strings.NewReader(""), stdout: w, stderr: io.Discard, signals: newSignals(cancel)}
+	done := make(chan int, 1)
+	go func() {
+		defer w.Close()
+		done <- a.main(ctx, c.args("create", "--count", "5000", "busybox"))
+	}()
+	said := map[string]bool{}
+	for s := bufio.NewScanner(r); s.Scan(); {
+		said[s.Text()] = true
+		if len(said) == 3 {
+			a.signals.deliver(syscall.SIGINT)
+		}
+	}
+	if code := <-done; code != 130 {
+		t.Errorf("exit code %d", code)
+	}
+	if len(said) > 4*createChunk {
+		t.Errorf("it went on, and made %d", len(said))
+	}
+	for _, id := range c.s.Sandboxes() {
+		if !said[id] {
+			t.Errorf("%s is there, and nobody was told", id)
+		}
 	}
 }
 

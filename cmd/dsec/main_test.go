@@ -498,7 +498,11 @@ func TestUsageErrors(t *testing.T) {
 	c.fails(2, "did you mean --json?", "ls", "--jsn")
 	c.fails(2, "did you mean", "creat")
 	c.fails(2, "unknown command", "image", "pull")
-	c.fails(2, "accepts 2 arg(s)", "cp", "a")
+	c.fails(2, "DST is missing", "cp", "a")
+	c.fails(2, `unexpected argument "c"`, "cp", "a", "b", "c")
+	c.fails(2, `unexpected argument "b"`, "kill", "--all", "a", "b")
+	c.fails(2, "ID or NAME is missing", "token", "rm")
+	c.fails(2, "did you mean --data?", "up", "--data-dir", "/x")
 	c.fails(2, "512MiB", "create", "--memory", "lots", "busybox")
 	c.fails(2, "number of cores", "create", "--cpu", "x", "busybox")
 	c.fails(2, "IMAGE is missing", "create")
@@ -535,6 +539,66 @@ func TestUsageErrors(t *testing.T) {
 	}
 	c.fails(2, "auto, dir, tar", "image", "import", "--format", "zip", "x", "y")
 	c.fails(2, `"99999999999999999999" for "--from" flag: value out of range`, "events", "--from", "99999999999999999999")
+}
+
+// Every verb names the argument that is missing or one too many, and none counts them.
+func TestWrongNumbersOfArguments(t *testing.T) {
+	t.Parallel()
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+		if cmd.HasSubCommands() || cmd.Args == nil {
+			return
+		}
+		for _, args := range [][]string{{}, {"a"}, {"a", "b", "c", "d"}} {
+			err := cmd.Args(cmd, args)
+			if err == nil {
+				continue
+			}
+			if !isUsage(err) || !strings.Contains(err.Error(), "is missing") && !strings.Contains(err.Error(), "unexpected argument") &&
+				!strings.Contains(err.Error(), "write -- before the command") {
+				t.Errorf("%s %q: %v", cmd.CommandPath(), args, err)
+			}
+		}
+	}
+	walk((&app{}).root())
+}
+
+// What a shell writes is read by people as well: & and < stay what they are.
+func TestJSONIsNotEscapedForHTML(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	id := c.ok("create", "-l", "a=<&>", "busybox")
+	for _, args := range [][]string{{"exec", "--json", id, "--", "echo", "<&>"}, {"inspect", "--json", id}, {"ls", "--json"}} {
+		if out := c.ok(args...); !strings.Contains(out, "<&>") {
+			t.Errorf("%q: %s", args, out)
+		}
+	}
+	c.fails(1, "<&>", "image", "inspect", "--json", "<&>")
+}
+
+// Ctrl-C is how a watch is meant to end.
+func TestWatchesEndWithoutFailure(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	c.ok("create", "busybox")
+	for _, args := range [][]string{{"events", "-f"}, {"events", "--follow", "--json"}, {"ls", "--watch"}, {"stats", "--watch", "--interval", "100ms"}} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		r, w := io.Pipe()
+		a := &app{stdin: strings.NewReader(""), stdout: w, stderr: io.Discard, signals: newSignals(cancel)}
+		done := make(chan int, 1)
+		go func() { done <- a.main(ctx, c.args(args...)) }()
+		if _, err := io.ReadFull(r, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		go io.Copy(io.Discard, r)
+		a.signals.deliver(syscall.SIGINT)
+		if code := <-done; code != 0 {
+			t.Errorf("%q: exit code %d", args, code)
+		}
+	}
 }
 
 func TestErrorsSayWhatWhyAndNext(t *testing.T) {

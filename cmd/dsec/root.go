@@ -144,13 +144,20 @@ func (a *app) clientOptions() (client.Options, error) {
 
 // json prints one value, indented.
 func (a *app) json(v any) error {
-	enc := json.NewEncoder(a.stdout)
+	enc := jsonEncoder(a.stdout)
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
 }
 
 // jsonLine prints one value on a line, for outputs that are streams.
-func (a *app) jsonLine(v any) error { return json.NewEncoder(a.stdout).Encode(v) }
+func (a *app) jsonLine(v any) error { return jsonEncoder(a.stdout).Encode(v) }
+
+// jsonEncoder writes & and < as they are: people read the commands and outputs in it.
+func jsonEncoder(w io.Writer) *json.Encoder {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	return enc
+}
 
 // isTerminal says whether v is a terminal; a test's buffer never is.
 func isTerminal(v any) bool {

@@ -247,10 +247,13 @@ func (r *Registry) Get(id string) (*v1.Sandbox, bool) {
 // (If not, the edge decides: another apiserver may have created it this moment.)
 // Errors: errs.SandboxNotFound, errs.SandboxGone, errs.SandboxLost.
 func (r *Registry) Locate(id string) (v1.Node, *v1.Sandbox, error) {
-	fail := func(code errs.Code, message string) (v1.Node, *v1.Sandbox, error) {
+	failure := func(code errs.Code, message string) *errs.Error {
 		e := errs.New(code, "locate", message)
 		e.Sandbox = id
-		return v1.Node{}, nil, e
+		return e
+	}
+	fail := func(code errs.Code, message string) (v1.Node, *v1.Sandbox, error) {
+		return v1.Node{}, nil, failure(code, message)
 	}
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -265,7 +268,8 @@ func (r *Registry) Locate(id string) (v1.Node, *v1.Sandbox, error) {
 	n := r.nodes[nodeID]
 	switch {
 	case n == nil:
-		return fail(errs.SandboxLost, "the node "+nodeID+" of sandbox "+id+" is not registered")
+		return v1.Node{}, nil, failure(errs.SandboxLost, "the node "+nodeID+" of sandbox "+id+" is not registered").
+			Advise("ask the server that made it (--url, DSEC_URL); if this one did, its node is down: start it again, or create a new sandbox")
 	case epoch < n.node.Epoch:
 		return fail(errs.SandboxLost, "node "+nodeID+" started afresh after sandbox "+id+" was created")
 	case epoch > n.node.Epoch:

@@ -101,7 +101,7 @@ func (a *app) removeUnknown(ctx context.Context, sb *client.Sandbox) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
 	if err := sb.Delete(ctx); err != nil && !alreadyGone(err) {
-		a.note("sandbox %s was not removed: %v", sb.ID(), err)
+		a.note("sandbox %s was not removed: %s", sb.ID(), brief(err))
 	}
 }
 

@@ -117,7 +117,7 @@ func eventLine(e v1.Event) string {
 	case e.Sandbox != nil:
 		id, state, cause = e.Sandbox.ID, string(e.Sandbox.State), eventCause(e)
 	case e.Node != nil:
-		id, state = "node "+e.Node.ID, "ready"
+		id, state = e.Node.ID, "ready"
 		if !e.Node.Ready {
 			state = "not ready"
 		}
@@ -130,7 +130,7 @@ func eventCause(e v1.Event) string {
 	sb := e.Sandbox
 	switch {
 	case e.Type == v1.EventOOM:
-		return fmt.Sprintf("memory limit %s: %d processes killed so far", size(sb.Spec.MemoryBytes), sb.OOMKills)
+		return fmt.Sprintf("memory limit %s: %s killed so far", size(sb.Spec.MemoryBytes), count(int(sb.OOMKills), "process"))
 	case sb.EndReason != "":
 		return string(sb.EndReason)
 	case sb.Error != nil:

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -203,12 +204,42 @@ func TestRun(t *testing.T) {
 	}
 }
 
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	want := "client  " + buildVersion()
+	if out := strings.Join(strings.Fields(c.ok("version", "--client")), " "); !strings.HasPrefix(out, strings.Join(strings.Fields(want), " ")) {
+		t.Errorf("%q", out)
+	}
+	if out := c.ok("--version"); out != "dsec "+buildVersion() {
+		t.Errorf("%q", out)
+	}
+}
+
+// A note is one line for people, without what reports have for programs.
+func TestBriefErrors(t *testing.T) {
+	t.Parallel()
+	e := errs.Wrap(errs.PortClosed, "guest.port", "connect to port 9", errors.New("connection refused"))
+	for _, x := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("dial port 9: %w", e), "dial port 9: connect to port 9: connection refused"},
+		{errs.New(errs.NodeFull, "edge", "no room"), "no room"},
+		{io.EOF, "EOF"},
+	} {
+		if got := brief(x.err); got != x.want {
+			t.Errorf("%q, want %q", got, x.want)
+		}
+	}
+}
+
 func TestCount(t *testing.T) {
 	t.Parallel()
 	for _, x := range []struct {
 		n           int
 		thing, want string
-	}{{0, "check", "0 checks"}, {1, "check", "1 check"}, {2, "check", "2 checks"}, {1, "sandbox", "1 sandbox"}, {3, "sandbox", "3 sandboxes"}} {
+	}{{0, "check", "0 checks"}, {1, "check", "1 check"}, {2, "check", "2 checks"}, {1, "sandbox", "1 sandbox"}, {1, "process", "1 process"}, {2, "process", "2 processes"}, {3, "sandbox", "3 sandboxes"}} {
 		if got := count(x.n, x.thing); got != x.want {
 			t.Errorf("%q, want %q", got, x.want)
 		}
@@ -748,6 +779,7 @@ func TestBench(t *testing.T) {
 	if r := c.run("bench", "create", "--image", "busybox", "--count", "2"); r.code != 1 || !strings.Contains(r.err, "1 of 2 operations failed") || !strings.Contains(r.out, "no guest") {
 		t.Errorf("%+v", r)
 	}
+	c.fails(1, "error: image_not_found", "bench", "exec", "--image", "none", "--count", "1")
 	c.fails(2, "only docker", "bench", "exec", "--image", "x", "--peer", "podman")
 	c.fails(2, "either --count or --duration", "bench", "exec", "--image", "x", "--count", "3", "--duration", "1s")
 	if left := c.s.Sandboxes(); len(left) != 0 {

@@ -186,6 +186,18 @@ func whatFailed(err error, e *errs.Error) string {
 	return e.Message
 }
 
+// brief is err on one line, for a note: what failed and why.
+func brief(err error) string {
+	var e *errs.Error
+	if !errors.As(err, &e) {
+		return err.Error()
+	}
+	if e.Cause == nil {
+		return whatFailed(err, e)
+	}
+	return whatFailed(err, e) + ": " + e.Cause.Error()
+}
+
 func (a *app) reportUsage(cmd *cobra.Command, err error, ue *usageError) {
 	fmt.Fprintf(a.stderr, "dsec: %v\n", err)
 	if ue != nil && ue.suggestion != "" {

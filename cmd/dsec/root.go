@@ -70,6 +70,7 @@ the API has it. is_infra says that it is the platform's fault, not the command's
   dsec image import debian ./debian.tar
   dsec run debian -- python3 -c 'print(6*7)'
   id=$(dsec create debian) && dsec exec $id -- make test; dsec rm $id`,
+		Version:                    buildVersion(), // dsec --version, which asks no server
 		SilenceErrors:              true,
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,
@@ -87,6 +88,8 @@ the API has it. is_infra says that it is the platform's fault, not the command's
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(flagError)
+	root.SetVersionTemplate("dsec {{.Version}}\n")
+	root.Flags().Bool("version", false, "print this program's version; 'dsec version' has the server's too")
 	f := root.PersistentFlags()
 	f.StringVar(&a.url, "url", "", "server: http://, https:// or unix:///path (default $DSEC_URL, else the context file)")
 	f.StringVar(&a.token, "token", "", "token (default $DSEC_TOKEN, else the context file)")

@@ -111,7 +111,7 @@ func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, w w
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 		defer cancel()
 		if rerr := sb.Delete(rctx); rerr != nil && !alreadyGone(rerr) {
-			a.note("sandbox %s was not removed: %v", sb.ID(), rerr)
+			a.note("sandbox %s was not removed: %s", sb.ID(), brief(rerr))
 		}
 	}()
 	return a.execute(ctx, sb, cmd, w)

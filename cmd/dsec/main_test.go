@@ -198,7 +198,7 @@ func TestRun(t *testing.T) {
 		c.fails(2, "--data is empty", verb, "--data", "")
 	}
 	c.fails(2, "IMAGE is missing", "run", "--", "true")
-	c.fails(2, "needs a terminal", "run", "-t", "busybox", "--", "true")
+	c.fails(2, "needs a terminal", "run", "-it", "busybox", "--", "true")
 	if left := c.s.Sandboxes(); len(left) != 0 {
 		t.Errorf("run left %v", left)
 	}
@@ -540,7 +540,7 @@ func TestUsageErrors(t *testing.T) {
 	c.fails(2, "1 to 10000", "create", "--count", "0", "busybox")
 	c.fails(2, "key=value", "ls", "--label", "x")
 	c.fails(2, "only one of", "rm", "--label", "a=b", "id")
-	c.fails(2, "needs a terminal", "exec", "-t", "id", "--", "true")
+	c.fails(2, "needs a terminal", "exec", "-it", "id", "--", "true")
 	c.fails(2, "shell needs a terminal", "shell", "id")
 	c.fails(2, "--image is missing", "bench", "create")
 	c.fails(2, "creating, running, stopping, stopped, failed, lost", "ls", "--state", "bogus")

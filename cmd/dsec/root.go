@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -175,4 +174,4 @@ func (a *app) note(format string, args ...any) {
 	}
 }
 
-var errNoTerminal = errors.New("-t needs a terminal on stdin; leave it out, or run it from one")
+var errNoTerminal = usagef("-it needs a terminal on stdin; -t alone gives the command one of its own, without input")

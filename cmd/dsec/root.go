@@ -132,7 +132,7 @@ func (a *app) clientOptions() (client.Options, error) {
 		return o, err
 	}
 	if a.url != "" {
-		if a.url != o.URL && os.Getenv("DSEC_TOKEN") == "" {
+		if !client.SameURL(a.url, o.URL) && os.Getenv("DSEC_TOKEN") == "" {
 			o.Token = "" // the context's token is for the context's server
 		}
 		o.URL = a.url

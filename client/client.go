@@ -54,7 +54,7 @@ func New(o Options) (*Client, error) {
 	}
 	u, err := url.Parse(o.URL)
 	if err != nil {
-		return nil, badURL(o.URL, err.Error())
+		return nil, badURL(o.URL, "it cannot be read")
 	}
 	c := &Client{token: o.Token, agent: o.Agent, http: o.HTTPClient, reattach: o.ReattachFor}
 	if c.agent == "" {
@@ -141,5 +141,6 @@ func (c *Client) Close() error {
 }
 
 func badURL(u, why string) error {
-	return errs.New(errs.BadRequest, "client.url", "server URL "+u+": "+why).With("field", "url")
+	return errs.New(errs.BadRequest, "client.url", "server URL "+u+": "+why).With("field", "url").
+		Advise("write it like http://127.0.0.1:7070 or unix:///path/to/socket, in DSEC_URL or --url")
 }

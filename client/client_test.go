@@ -383,6 +383,11 @@ func TestContextFile(t *testing.T) {
 	if o, err := client.OptionsFromEnv(""); err != nil || o.URL != "http://other:1" || o.Token != "" {
 		t.Errorf("a token went to a server that it is not for: %+v, %v", o, err)
 	}
+	t.Setenv("DSEC_URL", want.URL+"/")
+	if o, err := client.OptionsFromEnv(""); err != nil || o.Token != want.Token {
+		t.Errorf("of the same server, with a slash: %+v, %v", o, err)
+	}
+	t.Setenv("DSEC_URL", "http://other:1")
 	if _, err := client.OptionsFromEnv(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a named file that does not exist: %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"dsec/api/v1/errs"
 )
@@ -125,7 +126,7 @@ func OptionsFromEnv(contextFile string) (Options, error) {
 		return Options{URL: c.URL, Token: c.Token}, nil
 	}
 	// A token is for the server it was written for: never send it to another one.
-	if o.URL == "" || o.URL == c.URL {
+	if o.URL == "" || SameURL(o.URL, c.URL) {
 		o.URL = c.URL
 		if o.Token == "" {
 			o.Token = c.Token
@@ -133,3 +134,6 @@ func OptionsFromEnv(contextFile string) (Options, error) {
 	}
 	return o, nil
 }
+
+// SameURL says whether two URLs are written for one server: a slash at the end means nothing.
+func SameURL(a, b string) bool { return strings.TrimRight(a, "/") == strings.TrimRight(b, "/") }

@@ -25,7 +25,7 @@ type ForwardOptions struct {
 
 // Forward passes every connection that l takes on to a port of the sandbox, and closes l.
 // It goes on until ctx ends, when it returns nil once all connections are closed, or the
-// sandbox is gone, or l fails.
+// sandbox is gone (which it learns within a few seconds though nobody connects), or l fails.
 func (s *Sandbox) Forward(ctx context.Context, l net.Listener, port int, o ForwardOptions) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -33,6 +33,11 @@ func (s *Sandbox) Forward(ctx context.Context, l net.Listener, port int, o Forwa
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer l.Close()
+	wg.Go(func() {
+		if err := s.untilGone(ctx); err != nil {
+			cancel(err)
+		}
+	})
 	room := make(chan struct{}, maxForwarded)
 	for {
 		select {
@@ -51,13 +56,41 @@ func (s *Sandbox) Forward(ctx context.Context, l net.Listener, port int, o Forwa
 			err := s.forwardOne(ctx, conn, o.Host, port)
 			switch {
 			case err == nil || ctx.Err() != nil:
-			case errors.Is(err, errs.SandboxGone) || errors.Is(err, errs.SandboxLost) || errors.Is(err, errs.SandboxNotFound):
+			case gone(err):
 				cancel(err)
 			case o.Failed != nil:
 				o.Failed(err)
 			}
 		})
 	}
+}
+
+// forwardCheck is how often Forward looks whether the sandbox is still there.
+const forwardCheck = 2 * time.Second
+
+// untilGone returns why the sandbox is gone, or nil when ctx ends. It asks the guest, since
+// that needs no other right than a connection does; any other failure may pass.
+func (s *Sandbox) untilGone(ctx context.Context) error {
+	tick := time.NewTicker(forwardCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		cctx, cancel := context.WithTimeout(ctx, forwardDial)
+		_, err := s.Guest(cctx)
+		cancel()
+		if gone(err) {
+			return err
+		}
+	}
+}
+
+// gone says whether err tells that a sandbox is no more.
+func gone(err error) bool {
+	return errors.Is(err, errs.SandboxGone) || errors.Is(err, errs.SandboxLost) || errors.Is(err, errs.SandboxNotFound)
 }
 
 // forwardEnd is why a Forward ended: the sandbox, the listener, or (nil) its caller.

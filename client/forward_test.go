@@ -97,6 +97,26 @@ func TestForwardTellsOfFailures(t *testing.T) {
 	}
 }
 
+// Nobody needs to connect for it to be seen.
+func TestForwardEndsWithTheSandbox(t *testing.T) {
+	t.Parallel()
+	_, sb := sandbox(t)
+	l := listen(t)
+	ended := make(chan error, 1)
+	go func() { ended <- sb.Forward(t.Context(), l, 1, client.ForwardOptions{}) }()
+	if err := sb.Delete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if !errors.Is(err, errs.SandboxGone) {
+			t.Errorf("of a sandbox that is gone: %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it still listens")
+	}
+}
+
 func TestStatsKeepsTheOrderAndEachError(t *testing.T) {
 	t.Parallel()
 	_, sb := sandbox(t)

@@ -57,7 +57,8 @@ const maxCandidates = 8
 func choose(ref string, ids []string) Resolved {
 	switch len(ids) {
 	case 0:
-		return Resolved{Err: errs.New(errs.SandboxNotFound, "client.resolve", fmt.Sprintf("no sandbox has the id %q, or one that begins so", ref))}
+		return Resolved{Err: errs.New(errs.SandboxNotFound, "client.resolve", fmt.Sprintf("no sandbox has the id %q, or one that begins so", ref)).
+			Advise("check the id with 'dsec ls'; a short form is the beginning of an id, or of its last ten characters")}
 	case 1:
 		return Resolved{ID: ids[0]}
 	}

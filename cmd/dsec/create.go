@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -24,7 +25,8 @@ answers. With --json each sandbox is one line; one that could not be made is a l
 {"error":…}.
 
 A sandbox whose id cannot be printed is removed again, as nobody would know of it; not
-with --idempotency-key, which finds it.`,
+with --idempotency-key, which finds it. After Ctrl-C no more are made than those that
+are printed.`,
 		Example: `  dsec create debian
   dsec create --count 100 --label job=eval7 --memory 1g debian
   dsec create --image debian --workspace repo --toolkit lint --toolkit agent
@@ -61,13 +63,17 @@ with --idempotency-key, which finds it.`,
 			if key != "" {
 				opts = append(opts, client.IdempotencyKey(key))
 			}
-			sb, err := c.Create(cmd.Context(), spec, opts...)
+			ctx, cancel := afterGrace(cmd.Context(), createGrace)
+			defer cancel()
+			sb, err := c.Create(ctx, spec, opts...)
 			if err != nil {
 				return err
 			}
-			err = a.created(sb, asJSON)
+			if err = context.Cause(cmd.Context()); err == nil {
+				err = a.created(sb, asJSON)
+			}
 			if err != nil && key == "" {
-				a.removeUnknown(cmd.Context(), sb)
+				a.removeUnknown(ctx, sb)
 			}
 			return err
 		},
@@ -96,51 +102,111 @@ func (a *app) removeUnknown(ctx context.Context, sb *client.Sandbox) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
 	if err := sb.Delete(ctx); err != nil && !alreadyGone(err) {
-		a.note("sandbox %s was not removed: %v", sb.ID(), err)
+		a.note("sandbox %s was not removed: %s", sb.ID(), brief(err))
 	}
 }
 
+// createGrace is how long an answer that is on its way is waited for after a signal, since
+// what it tells of exists.
+const createGrace = 5 * time.Second
+
+// createChunk is how many sandboxes createMany asks for at once.
+const createChunk = 128
+
+// createMany asks for some at a time: what a request has made when it is broken off may
+// have been told by the server and not have come here, so that nobody would know of it. A
+// signal ends it after the answer that is on its way.
 func (a *app) createMany(cmd *cobra.Command, c *client.Client, spec v1.Spec, count int, asJSON bool) error {
-	return a.printMade(cmd.Context(), "create", c.CreateMany(cmd.Context(), spec, count), count, asJSON)
+	bar := a.progress("create", int64(count), false)
+	defer bar.end()
+	ctx, cancel := afterGrace(cmd.Context(), createGrace)
+	defer cancel()
+	m := many{app: a, asJSON: asJSON}
+	for asked := 0; asked < count && cmd.Context().Err() == nil && m.unprinted == nil; asked += createChunk {
+		n := min(createChunk, count-asked)
+		for sb, err := range c.CreateMany(ctx, spec, n) {
+			m.take(ctx, sb, err)
+			bar.set(int64(m.made + m.failed))
+		}
+		if m.made+m.failed < asked+n {
+			break // the request itself failed
+		}
+	}
+	bar.end()
+	return m.end(cmd.Context(), count)
 }
 
 // printMade prints each of count sandboxes as it is made. The error says how many were not.
 func (a *app) printMade(ctx context.Context, what string, made iter.Seq2[*client.Sandbox, error], count int, asJSON bool) error {
 	bar := a.progress(what, int64(count), false)
 	defer bar.end()
-	var first, unprinted error
-	n, bad := 0, 0
+	m := many{app: a, asJSON: asJSON}
 	for sb, err := range made {
-		n++
-		bar.set(int64(n))
-		if err != nil {
-			bad++
-			if first == nil {
-				first = err
-			}
-			if asJSON {
-				if perr := a.jsonLine(v1.CreateResult{Error: v1.ProblemOf(err)}); unprinted == nil {
-					unprinted = perr
-				}
-			}
-			continue
-		}
-		if unprinted == nil {
-			unprinted = a.created(sb, asJSON)
-		}
-		if unprinted != nil {
-			a.removeUnknown(ctx, sb)
-		}
+		m.take(ctx, sb, err)
+		bar.set(int64(m.made + m.failed))
 	}
 	bar.end()
-	if unprinted != nil {
-		return unprinted
+	return m.end(ctx, count)
+}
+
+// many is what has come of creating many.
+type many struct {
+	*app
+	asJSON           bool
+	made, failed     int
+	first, unprinted error // the first failure; the first that could not be printed
+}
+
+func (m *many) take(ctx context.Context, sb *client.Sandbox, err error) {
+	if err != nil {
+		m.failed++
+		if m.first == nil {
+			m.first = err
+		}
+		if m.asJSON && m.unprinted == nil {
+			m.unprinted = m.jsonLine(v1.CreateResult{Error: v1.ProblemOf(err)})
+		}
+		return
 	}
-	if bad > 0 && count == 1 {
-		return first
+	m.made++
+	if m.unprinted == nil {
+		m.unprinted = m.created(sb, m.asJSON)
 	}
-	if bad > 0 {
-		return fmt.Errorf("%d of %d sandboxes were not created; the first: %w", bad, count, first)
+	if m.unprinted != nil {
+		m.removeUnknown(ctx, sb)
+	}
+}
+
+// end is the error of what was to be count sandboxes, of which ctx may have kept some from
+// being asked for.
+func (m *many) end(ctx context.Context, count int) error {
+	switch {
+	case m.unprinted != nil:
+		return m.unprinted
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case m.failed > 0 && count == 1:
+		return m.first
+	case m.failed > 0:
+		return fmt.Errorf("%d of %d sandboxes were not created; the first: %w", count-m.made, count, m.first)
 	}
 	return nil
+}
+
+// afterGrace returns a context that ends some time after ctx does.
+func afterGrace(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel(context.Cause(ctx))
+		case <-late.Done():
+		}
+	})
+	return late, func() {
+		stop()
+		cancel(nil)
+	}
 }

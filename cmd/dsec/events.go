@@ -60,6 +60,10 @@ oom_kills (in all).`,
 			}
 			for {
 				err := follow(cmd.Context(), c, &o, show)
+				var sig signalError
+				if o.Follow && errors.As(context.Cause(cmd.Context()), &sig) {
+					return nil // Ctrl-C is how it is meant to end
+				}
 				if !o.Follow || !errors.Is(err, errs.RevisionCompacted) {
 					return err
 				}
@@ -77,7 +81,7 @@ oom_kills (in all).`,
 	f := cmd.Flags()
 	f.Uint64Var(&o.From, "from", 0, "revision to go on from (default: all that is known)")
 	f.Var(&since, "since", "only what happened since then: a time before now such as 10m, or a date 2026-01-02T15:04:05Z")
-	f.BoolVarP(&o.Follow, "follow", "f", false, "wait for more; also --watch")
+	f.BoolVarP(&o.Follow, "follow", "f", false, "wait for more, until Ctrl-C; also --watch")
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		if name == "watch" {
 			name = "follow"
@@ -113,7 +117,7 @@ func eventLine(e v1.Event) string {
 	case e.Sandbox != nil:
 		id, state, cause = e.Sandbox.ID, string(e.Sandbox.State), eventCause(e)
 	case e.Node != nil:
-		id, state = "node "+e.Node.ID, "ready"
+		id, state = e.Node.ID, "ready"
 		if !e.Node.Ready {
 			state = "not ready"
 		}
@@ -126,7 +130,7 @@ func eventCause(e v1.Event) string {
 	sb := e.Sandbox
 	switch {
 	case e.Type == v1.EventOOM:
-		return fmt.Sprintf("memory limit %s: %d processes killed so far", size(sb.Spec.MemoryBytes), sb.OOMKills)
+		return fmt.Sprintf("memory limit %s: %s killed so far", size(sb.Spec.MemoryBytes), count(int(sb.OOMKills), "process"))
 	case sb.EndReason != "":
 		return string(sb.EndReason)
 	case sb.Error != nil:

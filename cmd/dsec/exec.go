@@ -36,6 +36,7 @@ error if the platform failed or there is no such command.`,
 		Example: `  dsec exec $id -- ls -l /work
   dsec exec -i $id -- sh -c 'cat > notes' < notes
   dsec exec -it $id -- python3
+  dsec exec -t $id -- ls --color=auto > colours
   dsec exec --json $id -- make test | jq .exit_code
   dsec exec --detach --tag server $id -- python3 -m http.server`,
 		Args:              commandArgs(1, "ID"),
@@ -55,8 +56,8 @@ error if the platform failed or there is no such command.`,
 				return usagef("--max-output is for --json without --detach")
 			case maxOutput < 1:
 				return usagef("--max-output must be more than 0")
-			case tty && !isTerminal(a.stdin):
-				return &usageError{msg: errNoTerminal.Error()}
+			case tty && interactive && !isTerminal(a.stdin):
+				return errNoTerminal
 			}
 			c.Path, c.Args = args[1], args[2:]
 			if detach {
@@ -66,7 +67,7 @@ error if the platform failed or there is no such command.`,
 				}
 				return platform(a.execDetached(cmd, sb, c, interactive, asJSON))
 			}
-			w := wiring{tty: tty, stdin: interactive || tty, forward: true}
+			w := wiring{tty: tty, stdin: interactive || tty && isTerminal(a.stdin), forward: true}
 			if asJSON {
 				w.result = newResult(maxOutput)
 			}
@@ -81,7 +82,7 @@ error if the platform failed or there is no such command.`,
 	p.add(cmd)
 	f := cmd.Flags()
 	f.BoolVarP(&interactive, "interactive", "i", false, "connect stdin")
-	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal (implies -i)")
+	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal: ours with -i, which is implied if we have one, else one of 80x24 without input")
 	f.Var(newDuration(&c.Timeout), "timeout", "kill the command after this time, such as 90s")
 	f.Var(newDuration(&c.IdleTimeout), "idle-timeout", "kill the command after this time without output")
 	f.BoolVarP(&detach, "detach", "d", false, "print the pid and leave the command running; with -i its stdin stays open")

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"golang.org/x/term"
@@ -35,11 +36,17 @@ func (a *app) execute(ctx context.Context, sb *client.Sandbox, cmd client.Cmd, w
 		o.Stdin = a.stdin
 	}
 	if w.tty {
-		size, restore, err := a.raw()
-		if err != nil {
-			return err
+		size := noTerminal
+		if w.stdin {
+			ours, restore, err := a.raw()
+			if err != nil {
+				return err
+			}
+			defer restore()
+			size = ours
+		} else {
+			o.Stdin = strings.NewReader(ctrlD) // who reads sees an end, rather than wait for ever
 		}
-		defer restore()
 		o.TTY = &size
 		if t := os.Getenv("TERM"); t != "" && cmd.Env["TERM"] == "" {
 			env := map[string]string{"TERM": t}
@@ -56,7 +63,7 @@ func (a *app) execute(ctx context.Context, sb *client.Sandbox, cmd client.Cmd, w
 	if w.result != nil {
 		w.result.pid = p.PID()
 	}
-	if w.tty {
+	if w.tty && w.stdin {
 		defer a.followSize(ctx, p)()
 	}
 	if w.forward && a.signals != nil {
@@ -109,6 +116,12 @@ func (a *app) ended(x client.Exit) error {
 	}
 	return nil
 }
+
+// noTerminal is the size of a command's terminal when we have none.
+var noTerminal = client.Size{Cols: 80, Rows: 24}
+
+// ctrlD is the end of input, as typed.
+const ctrlD = "\x04"
 
 // raw puts our terminal into raw mode.
 func (a *app) raw() (client.Size, func(), error) {

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -146,6 +148,38 @@ func TestCreateManyReportsFailures(t *testing.T) {
 	}
 }
 
+// No sandbox stays of which nobody was told.
+func TestCreateManyEndsWithASignal(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r, w := io.Pipe()
+	a := &app{stdin: strings.NewReader(""), stdout: w, stderr: io.Discard, signals: newSignals(cancel)}
+	done := make(chan int, 1)
+	go func() {
+		defer w.Close()
+		done <- a.main(ctx, c.args("create", "--count", "5000", "busybox"))
+	}()
+	said := map[string]bool{}
+	for s := bufio.NewScanner(r); s.Scan(); {
+		said[s.Text()] = true
+		if len(said) == 3 {
+			a.signals.deliver(syscall.SIGINT)
+		}
+	}
+	if code := <-done; code != 130 {
+		t.Errorf("exit code %d", code)
+	}
+	if len(said) > 4*createChunk {
+		t.Errorf("it went on, and made %d", len(said))
+	}
+	for _, id := range c.s.Sandboxes() {
+		if !said[id] {
+			t.Errorf("%s is there, and nobody was told", id)
+		}
+	}
+}
+
 func TestRun(t *testing.T) {
 	t.Parallel()
 	c := newCLI(t)
@@ -164,9 +198,39 @@ func TestRun(t *testing.T) {
 		c.fails(2, "--data is empty", verb, "--data", "")
 	}
 	c.fails(2, "IMAGE is missing", "run", "--", "true")
-	c.fails(2, "needs a terminal", "run", "-t", "busybox", "--", "true")
+	c.fails(2, "needs a terminal", "run", "-it", "busybox", "--", "true")
 	if left := c.s.Sandboxes(); len(left) != 0 {
 		t.Errorf("run left %v", left)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	want := "client  " + buildVersion()
+	if out := strings.Join(strings.Fields(c.ok("version", "--client")), " "); !strings.HasPrefix(out, strings.Join(strings.Fields(want), " ")) {
+		t.Errorf("%q", out)
+	}
+	if out := c.ok("--version"); out != "dsec "+buildVersion() {
+		t.Errorf("%q", out)
+	}
+}
+
+// A note is one line for people, without what reports have for programs.
+func TestBriefErrors(t *testing.T) {
+	t.Parallel()
+	e := errs.Wrap(errs.PortClosed, "guest.port", "connect to port 9", errors.New("connection refused"))
+	for _, x := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("dial port 9: %w", e), "dial port 9: connect to port 9: connection refused"},
+		{errs.New(errs.NodeFull, "edge", "no room"), "no room"},
+		{io.EOF, "EOF"},
+	} {
+		if got := brief(x.err); got != x.want {
+			t.Errorf("%q, want %q", got, x.want)
+		}
 	}
 }
 
@@ -175,7 +239,7 @@ func TestCount(t *testing.T) {
 	for _, x := range []struct {
 		n           int
 		thing, want string
-	}{{0, "check", "0 checks"}, {1, "check", "1 check"}, {2, "check", "2 checks"}, {1, "sandbox", "1 sandbox"}, {3, "sandbox", "3 sandboxes"}} {
+	}{{0, "check", "0 checks"}, {1, "check", "1 check"}, {2, "check", "2 checks"}, {1, "sandbox", "1 sandbox"}, {1, "process", "1 process"}, {2, "process", "2 processes"}, {3, "sandbox", "3 sandboxes"}} {
 		if got := count(x.n, x.thing); got != x.want {
 			t.Errorf("%q, want %q", got, x.want)
 		}
@@ -465,14 +529,18 @@ func TestUsageErrors(t *testing.T) {
 	c.fails(2, "did you mean --json?", "ls", "--jsn")
 	c.fails(2, "did you mean", "creat")
 	c.fails(2, "unknown command", "image", "fetch")
-	c.fails(2, "accepts 2 arg(s)", "cp", "a")
+	c.fails(2, "DST is missing", "cp", "a")
+	c.fails(2, `unexpected argument "c"`, "cp", "a", "b", "c")
+	c.fails(2, `unexpected argument "b"`, "kill", "--all", "a", "b")
+	c.fails(2, "ID or NAME is missing", "token", "rm")
+	c.fails(2, "did you mean --data?", "up", "--data-dir", "/x")
 	c.fails(2, "512MiB", "create", "--memory", "lots", "busybox")
 	c.fails(2, "number of cores", "create", "--cpu", "x", "busybox")
 	c.fails(2, "IMAGE is missing", "create")
 	c.fails(2, "1 to 10000", "create", "--count", "0", "busybox")
 	c.fails(2, "key=value", "ls", "--label", "x")
 	c.fails(2, "only one of", "rm", "--label", "a=b", "id")
-	c.fails(2, "needs a terminal", "exec", "-t", "id", "--", "true")
+	c.fails(2, "needs a terminal", "exec", "-it", "id", "--", "true")
 	c.fails(2, "shell needs a terminal", "shell", "id")
 	c.fails(2, "--image is missing", "bench", "create")
 	c.fails(2, "creating, running, stopping, stopped, failed, lost", "ls", "--state", "bogus")
@@ -502,6 +570,66 @@ func TestUsageErrors(t *testing.T) {
 	}
 	c.fails(2, "auto, dir, tar", "image", "import", "--format", "zip", "x", "y")
 	c.fails(2, `"99999999999999999999" for "--from" flag: value out of range`, "events", "--from", "99999999999999999999")
+}
+
+// Every verb names the argument that is missing or one too many, and none counts them.
+func TestWrongNumbersOfArguments(t *testing.T) {
+	t.Parallel()
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+		if cmd.HasSubCommands() || cmd.Args == nil {
+			return
+		}
+		for _, args := range [][]string{{}, {"a"}, {"a", "b", "c", "d"}} {
+			err := cmd.Args(cmd, args)
+			if err == nil {
+				continue
+			}
+			if !isUsage(err) || !strings.Contains(err.Error(), "is missing") && !strings.Contains(err.Error(), "unexpected argument") &&
+				!strings.Contains(err.Error(), "write -- before the command") {
+				t.Errorf("%s %q: %v", cmd.CommandPath(), args, err)
+			}
+		}
+	}
+	walk((&app{}).root())
+}
+
+// What a shell writes is read by people as well: & and < stay what they are.
+func TestJSONIsNotEscapedForHTML(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	id := c.ok("create", "-l", "a=<&>", "busybox")
+	for _, args := range [][]string{{"exec", "--json", id, "--", "echo", "<&>"}, {"inspect", "--json", id}, {"ls", "--json"}} {
+		if out := c.ok(args...); !strings.Contains(out, "<&>") {
+			t.Errorf("%q: %s", args, out)
+		}
+	}
+	c.fails(1, "<&>", "image", "inspect", "--json", "<&>")
+}
+
+// Ctrl-C is how a watch is meant to end.
+func TestWatchesEndWithoutFailure(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	c.ok("create", "busybox")
+	for _, args := range [][]string{{"events", "-f"}, {"events", "--follow", "--json"}, {"ls", "--watch"}, {"stats", "--watch", "--interval", "100ms"}} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		r, w := io.Pipe()
+		a := &app{stdin: strings.NewReader(""), stdout: w, stderr: io.Discard, signals: newSignals(cancel)}
+		done := make(chan int, 1)
+		go func() { done <- a.main(ctx, c.args(args...)) }()
+		if _, err := io.ReadFull(r, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		go io.Copy(io.Discard, r)
+		a.signals.deliver(syscall.SIGINT)
+		if code := <-done; code != 0 {
+			t.Errorf("%q: exit code %d", args, code)
+		}
+	}
 }
 
 func TestErrorsSayWhatWhyAndNext(t *testing.T) {
@@ -651,6 +779,7 @@ func TestBench(t *testing.T) {
 	if r := c.run("bench", "create", "--image", "busybox", "--count", "2"); r.code != 1 || !strings.Contains(r.err, "1 of 2 operations failed") || !strings.Contains(r.out, "no guest") {
 		t.Errorf("%+v", r)
 	}
+	c.fails(1, "error: image_not_found", "bench", "exec", "--image", "none", "--count", "1")
 	c.fails(2, "only docker", "bench", "exec", "--image", "x", "--peer", "podman")
 	c.fails(2, "either --count or --duration", "bench", "exec", "--image", "x", "--count", "3", "--duration", "1s")
 	if left := c.s.Sandboxes(); len(left) != 0 {

@@ -151,7 +151,7 @@ func (a *app) forwardAll(ctx context.Context, sb *client.Sandbox, address string
 	o := client.ForwardOptions{Failed: func(err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		a.note("%v", err)
+		a.note("%s", brief(err))
 	}}
 	var wg sync.WaitGroup
 	for i, l := range listeners {

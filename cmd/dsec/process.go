@@ -153,7 +153,10 @@ its --pids, in which exec fails: killing needs no new process.`,
   dsec kill -s INT $id server
   dsec kill --all $id`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if all {
+			switch {
+			case all && len(args) > 1:
+				return usagef("--all means every process: unexpected argument %q", args[1])
+			case all:
 				return cobra.ExactArgs(1)(cmd, args)
 			}
 			return cobra.ExactArgs(2)(cmd, args)

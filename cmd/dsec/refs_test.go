@@ -40,6 +40,8 @@ func TestIDsMayBeCutShort(t *testing.T) {
 	c.fails(125, "beginning of 2 ids", "exec", short, "--", "true")
 	lists = 0
 	c.fails(1, "sandbox_not_found", "ps", "no/thing")
+	c.fails(1, "beginning of an id, or of its last ten characters", "ps", "no/thing")
+	c.fails(1, "http://127.0.0.1:7070", "--url", "127.0.0.1:7070", "ls")
 	if lists != 0 {
 		t.Error("what can be no id was looked for")
 	}

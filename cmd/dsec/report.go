@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -151,7 +150,7 @@ func (a *app) reportJSON(ctx context.Context, cmd *cobra.Command, err error) {
 	if errors.As(context.Cause(ctx), &sig) {
 		p = v1.ProblemOf(errs.New(errs.RequestCanceled, "dsec", sig.Error()))
 	}
-	json.NewEncoder(a.stderr).Encode(failureJSON{p}) // nobody is left to tell of a failure
+	jsonEncoder(a.stderr).Encode(failureJSON{p}) // nobody is left to tell of a failure
 }
 
 // problemOf renders any error of ours as the API would.
@@ -185,6 +184,18 @@ func whatFailed(err error, e *errs.Error) string {
 		return prefix + e.Message
 	}
 	return e.Message
+}
+
+// brief is err on one line, for a note: what failed and why.
+func brief(err error) string {
+	var e *errs.Error
+	if !errors.As(err, &e) {
+		return err.Error()
+	}
+	if e.Cause == nil {
+		return whatFailed(err, e)
+	}
+	return whatFailed(err, e) + ": " + e.Cause.Error()
 }
 
 func (a *app) reportUsage(cmd *cobra.Command, err error, ue *usageError) {
@@ -255,7 +266,11 @@ func flagError(cmd *cobra.Command, err error) error {
 	if _, name, ok := strings.Cut(err.Error(), "unknown flag: --"); ok {
 		best := 3
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			if d := distance(name, f.Name); d < best && !f.Hidden {
+			d := distance(name, f.Name)
+			if strings.HasPrefix(name, f.Name+"-") || strings.HasPrefix(f.Name, name+"-") {
+				d = min(d, 2) // a name of the same thing: --data-dir
+			}
+			if d < best && !f.Hidden {
 				best, ue.suggestion = d, "--"+f.Name
 			}
 		})
@@ -271,8 +286,12 @@ func strictArgs(cmd *cobra.Command) {
 			if err == nil {
 				return nil
 			}
-			ue := &usageError{msg: err.Error()}
-			if len(args) > 0 {
+			var ue *usageError
+			if errors.As(err, &ue) {
+				return err
+			}
+			ue = &usageError{msg: wrongArgs(c, args, err)}
+			if len(args) > 0 && c.HasSubCommands() {
 				if s := c.SuggestionsFor(args[0]); len(s) > 0 {
 					ue.suggestion = strings.Join(s, " or ")
 				}
@@ -283,6 +302,36 @@ func strictArgs(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		strictArgs(c)
 	}
+}
+
+// wrongArgs says which argument of c's usage line is missing, or is one too many; err is
+// what there is to say of what is neither.
+func wrongArgs(c *cobra.Command, args []string, err error) string {
+	if c.HasSubCommands() {
+		return err.Error() // an unknown verb
+	}
+	most := 0
+	for _, word := range strings.Fields(c.Use)[1:] {
+		optional := strings.HasPrefix(word, "[") && strings.HasSuffix(word, "]")
+		name := strings.ReplaceAll(strings.TrimSuffix(word, "..."), "|", " or ")
+		switch {
+		case word == "[flags]":
+			continue
+		case strings.HasPrefix(word, "-"):
+			return tooMany(args, most, err)
+		case !optional && most >= len(args):
+			return name + " is missing"
+		}
+		most++
+	}
+	return tooMany(args, most, err)
+}
+
+func tooMany(args []string, most int, err error) string {
+	if len(args) > most {
+		return fmt.Sprintf("unexpected argument %q", args[most])
+	}
+	return err.Error()
 }
 
 // distance is the number of edits between two words.

@@ -37,7 +37,7 @@ func TestFailuresAsJSON(t *testing.T) {
 		{1, errs.TokenNotFound, "none", []string{"token", "rm", "none"}},
 		{2, errs.BadRequest, "key=value", []string{"ls", "--label", "x"}},
 		{2, errs.BadRequest, "unknown flag: --bogus", []string{"ls", "--bogus"}},
-		{2, errs.BadRequest, "accepts 1 arg", []string{"ps"}},
+		{2, errs.BadRequest, "ID is missing", []string{"ps"}},
 		{2, errs.BadRequest, "is not of the form", []string{"exec", "-e", "=", id, "--", "true"}},
 	} {
 		r := c.run(append([]string{x.args[0]}, withJSON(x.args)...)...)

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -70,6 +69,7 @@ the API has it. is_infra says that it is the platform's fault, not the command's
   dsec image import debian ./debian.tar
   dsec run debian -- python3 -c 'print(6*7)'
   id=$(dsec create debian) && dsec exec $id -- make test; dsec rm $id`,
+		Version:                    buildVersion(), // dsec --version, which asks no server
 		SilenceErrors:              true,
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,
@@ -87,6 +87,8 @@ the API has it. is_infra says that it is the platform's fault, not the command's
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(flagError)
+	root.SetVersionTemplate("dsec {{.Version}}\n")
+	root.Flags().Bool("version", false, "print this program's version; 'dsec version' has the server's too")
 	f := root.PersistentFlags()
 	f.StringVar(&a.url, "url", "", "server: http://, https:// or unix:///path (default $DSEC_URL, else the context file)")
 	f.StringVar(&a.token, "token", "", "token (default $DSEC_TOKEN, else the context file)")
@@ -131,7 +133,7 @@ func (a *app) clientOptions() (client.Options, error) {
 		return o, err
 	}
 	if a.url != "" {
-		if a.url != o.URL && os.Getenv("DSEC_TOKEN") == "" {
+		if !client.SameURL(a.url, o.URL) && os.Getenv("DSEC_TOKEN") == "" {
 			o.Token = "" // the context's token is for the context's server
 		}
 		o.URL = a.url
@@ -145,13 +147,20 @@ func (a *app) clientOptions() (client.Options, error) {
 
 // json prints one value, indented.
 func (a *app) json(v any) error {
-	enc := json.NewEncoder(a.stdout)
+	enc := jsonEncoder(a.stdout)
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
 }
 
 // jsonLine prints one value on a line, for outputs that are streams.
-func (a *app) jsonLine(v any) error { return json.NewEncoder(a.stdout).Encode(v) }
+func (a *app) jsonLine(v any) error { return jsonEncoder(a.stdout).Encode(v) }
+
+// jsonEncoder writes & and < as they are: people read the commands and outputs in it.
+func jsonEncoder(w io.Writer) *json.Encoder {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	return enc
+}
 
 // isTerminal says whether v is a terminal; a test's buffer never is.
 func isTerminal(v any) bool {
@@ -166,4 +175,4 @@ func (a *app) note(format string, args ...any) {
 	}
 }
 
-var errNoTerminal = errors.New("-t needs a terminal on stdin; leave it out, or run it from one")
+var errNoTerminal = usagef("-it needs a terminal on stdin; -t alone gives the command one of its own, without input")

@@ -55,14 +55,18 @@ If run itself is killed, or is stopped or cut off from the server for longer tha
 			if maxOutput < 1 {
 				return usagef("--max-output must be more than 0")
 			}
-			if tty && !isTerminal(a.stdin) {
-				return &usageError{msg: errNoTerminal.Error()}
+			terminal := isTerminal(a.stdin)
+			if tty && !terminal && interactive && cmd.Flags().Changed("interactive") {
+				return errNoTerminal
 			}
 			if noStdin && (tty || cmd.Flags().Changed("interactive")) {
 				return usagef("--no-stdin cannot be used with -i or -t")
 			}
 			c.Path, c.Args = args[1], args[2:]
-			w := wiring{tty: tty, stdin: (interactive || tty) && !noStdin}
+			w := wiring{tty: tty, stdin: interactive && !noStdin}
+			if tty {
+				w.stdin = terminal
+			}
 			if asJSON {
 				w.result = newResult(maxOutput)
 			}
@@ -74,7 +78,7 @@ If run itself is killed, or is stopped or cut off from the server for longer tha
 	a.completeSpecImages(cmd)
 	f := cmd.Flags()
 	f.SetInterspersed(true)
-	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal")
+	f.BoolVarP(&tty, "tty", "t", false, "run on a terminal: ours if we have one, else one of 80x24 without input")
 	f.BoolVarP(&interactive, "interactive", "i", true, "connect stdin")
 	f.BoolVar(&noStdin, "no-stdin", false, "give the command no stdin, as --interactive=false")
 	f.BoolVar(&asJSON, "json", false, "print the outcome as an object, as 'dsec exec --json' does")
@@ -111,7 +115,7 @@ func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, w w
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 		defer cancel()
 		if rerr := sb.Delete(rctx); rerr != nil && !alreadyGone(rerr) {
-			a.note("sandbox %s was not removed: %v", sb.ID(), rerr)
+			a.note("sandbox %s was not removed: %s", sb.ID(), brief(rerr))
 		}
 	}()
 	return a.execute(ctx, sb, cmd, w)

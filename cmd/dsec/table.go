@@ -98,7 +98,7 @@ func orDash(s string) string {
 func count(n int, thing string) string {
 	switch {
 	case n == 1:
-	case strings.HasSuffix(thing, "x"):
+	case strings.HasSuffix(thing, "x") || strings.HasSuffix(thing, "s"):
 		thing += "es"
 	default:
 		thing += "s"

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -428,7 +427,7 @@ func (a *app) down(ctx context.Context, data string, keep, asJSON bool) error {
 		}
 	}
 	if asJSON {
-		return json.NewEncoder(a.stdout).Encode(map[string]any{"stopped": running, "removed": removed, "data": data})
+		return a.jsonLine(map[string]any{"stopped": running, "removed": removed, "data": data})
 	}
 	what := "no server was running on " + data
 	if running {

@@ -72,6 +72,7 @@ type worker struct {
 	ok      []time.Duration
 	errors  int
 	samples []string
+	first   error
 }
 
 func (w *worker) note(d time.Duration, err error) {
@@ -80,6 +81,9 @@ func (w *worker) note(d time.Duration, err error) {
 		return
 	}
 	w.errors++
+	if w.first == nil {
+		w.first = err
+	}
 	if len(w.samples) < maxSamples {
 		w.samples = append(w.samples, err.Error())
 	}
@@ -91,6 +95,9 @@ func (r *Result) sum(workers []worker) {
 	for _, w := range workers {
 		all = append(all, w.ok...)
 		r.Errors += w.errors
+		if r.first == nil {
+			r.first = w.first
+		}
 		for _, s := range w.samples {
 			if !seen[s] && len(r.ErrorSamples) < maxSamples {
 				seen[s] = true

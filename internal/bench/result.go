@@ -33,6 +33,8 @@ type Result struct {
 	Extra            map[string]float64 `json:"extra,omitempty"`
 	Notes            []string           `json:"notes,omitempty"`
 	Host             Host               `json:"host"`
+
+	first error // of those counted
 }
 
 // Latency in milliseconds.

@@ -44,5 +44,5 @@ func sessionOp(ctx context.Context, s *client.Session, line string) error {
 }
 
 func errNotRemoved(rm Result) error {
-	return fmt.Errorf("%d of %d sandboxes were not removed; the first: %s", rm.Errors, rm.N, rm.ErrorSamples[0])
+	return fmt.Errorf("%d of %d sandboxes were not removed; the first: %w", rm.Errors, rm.N, rm.first)
 }

@@ -104,7 +104,7 @@ func fill(ctx context.Context, t Target, n, parallel int) (*boxes, error) {
 		})
 	})
 	if err == nil && r.Errors > 0 {
-		err = fmt.Errorf("%d of %d sandboxes were not created; the first: %s", r.Errors, n, r.ErrorSamples[0])
+		err = fmt.Errorf("%d of %d sandboxes were not created; the first: %w", r.Errors, n, r.first)
 	}
 	if err != nil {
 		b.remove(ctx, t.Name(), parallel)

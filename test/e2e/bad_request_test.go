@@ -148,7 +148,7 @@ func TestRefusedCommandLines(t *testing.T) {
 		{2, "", []string{"create", "--memory", "lots", bed.Image}},
 		{2, "", []string{"create", "--count", "0", bed.Image}},
 		{2, "", []string{"run", bed.Image}},
-		{2, "", []string{"run", "-t", bed.Image, "--", "true"}},
+		{2, "", []string{"run", "-it", bed.Image, "--", "true"}},
 		{2, "", []string{"exec", "--timeout", "-1s", "id", "--", "true"}},
 		{2, "", []string{"rm"}},
 		{2, "", []string{"rm", "--all"}},

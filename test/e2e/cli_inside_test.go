@@ -152,7 +152,7 @@ func TestPortsAndPortForward(t *testing.T) {
 		t.Error("it still listens")
 	}
 
-	// The sandbox's end is its own.
+	// The sandbox's end is its own, though nobody connects.
 	gone := box(t)
 	cmd = shared.Command(t.Context(), "port-forward", gone, ":1")
 	if out, err = cmd.StdoutPipe(); err != nil {
@@ -161,15 +161,10 @@ func TestPortsAndPortForward(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
 	shared.Must(t, "rm", gone)
-	local, _, _ := strings.Cut(line, " -> 1")
-	if c, err := net.Dial("tcp", local); err == nil {
-		c.Close()
-	}
 	if code := exitCode(cmd.Wait()); code != 1 {
 		t.Errorf("after the sandbox's end: exit code %d", code)
 	}

@@ -109,6 +109,17 @@ func TestRunOnATerminal(t *testing.T) {
 	}
 }
 
+// A program that asks for a terminal gets one from a script as well, and the end of input.
+func TestATerminalForScripts(t *testing.T) {
+	t.Parallel()
+	print := []string{"--", "sh", "-c", "test -t 1 && stty size; read x; echo end $x; exit 4"}
+	for _, args := range [][]string{{"run", "-t", bed.Image}, {"exec", "-t", box(t)}} {
+		if r := shared.CLI(t, append(args, print...)...); r.Code != 4 || r.Stdout != "24 80\r\nend\r\n" {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+}
+
 func TestCtrlCRemovesTheSandbox(t *testing.T) {
 	t.Parallel()
 	label := "test=" + t.Name()

@@ -251,10 +251,13 @@ func (r *Registry) Get(id string) (*v1.Sandbox, bool) {
 // Errors: errs.SandboxNotFound, errs.SandboxGone, errs.SandboxLost, and errs.EdgeUnreachable
 // while the edge may still be on its way back.
 func (r *Registry) Locate(id string) (v1.Node, *v1.Sandbox, error) {
-	fail := func(code errs.Code, message string) (v1.Node, *v1.Sandbox, error) {
+	failure := func(code errs.Code, message string) *errs.Error {
 		e := errs.New(code, "locate", message)
 		e.Sandbox = id
-		return v1.Node{}, nil, e
+		return e
+	}
+	fail := func(code errs.Code, message string) (v1.Node, *v1.Sandbox, error) {
+		return v1.Node{}, nil, failure(code, message)
 	}
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -271,7 +274,8 @@ func (r *Registry) Locate(id string) (v1.Node, *v1.Sandbox, error) {
 	case n == nil && e == nil && r.cfg.Now().Sub(r.started) < r.cfg.Grace:
 		return fail(errs.EdgeUnreachable, "the node "+nodeID+" of sandbox "+id+" has not registered since this server started")
 	case n == nil:
-		return fail(errs.SandboxLost, "the node "+nodeID+" of sandbox "+id+" is not registered")
+		return v1.Node{}, nil, failure(errs.SandboxLost, "the node "+nodeID+" of sandbox "+id+" is not registered").
+			Advise("ask the server that made it (--url, DSEC_URL); if this one did, its node is down: start it again, or create a new sandbox")
 	case epoch < n.node.Epoch:
 		return fail(errs.SandboxLost, "node "+nodeID+" started afresh after sandbox "+id+" was created")
 	case epoch > n.node.Epoch:

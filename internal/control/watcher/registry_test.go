@@ -218,6 +218,9 @@ func TestLocate(t *testing.T) {
 		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
 			t.Errorf("%s gives %v, want %v", c.id, err, c.want)
 		}
+		if c.want == errs.SandboxLost && c.id[1:7] == "zzzzzz" && !strings.Contains(errs.Of(err).Hint(), "the server that made it") {
+			t.Errorf("of a node nobody knows: %q", errs.Of(err).Hint())
+		}
 		if err == nil && node.ID != testNode {
 			t.Errorf("%s is on %q", c.id, node.ID)
 		}

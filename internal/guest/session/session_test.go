@@ -309,8 +309,8 @@ func TestBusyAndLateOutput(t *testing.T) {
 	if _, err := s.Run(t.Context(), "true", 0, nil); !errors.Is(err, errs.SessionBusy) {
 		t.Error(err)
 	}
-	if _, err := tab.Open(t.Context(), Request{ID: "one"}); !errors.Is(err, errs.StateConflict) {
-		t.Error(err)
+	if _, err := tab.Open(t.Context(), Request{ID: "one"}); !errors.Is(err, errs.StateConflict) || !strings.Contains(errs.Of(err).Hint(), "another name") {
+		t.Errorf("%v: %q", err, errs.Of(err).Hint())
 	}
 	wg.Wait()
 	if err := tab.Close("one"); err != nil {

@@ -85,7 +85,7 @@ func (t *Table) reserve(id string) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.open) >= maxSessions {
-		return "", errs.New(errs.StateConflict, phase, "the sandbox has "+strconv.Itoa(maxSessions)+" open sessions, the most it can have")
+		return "", errs.New(errs.StateConflict, phase, "the sandbox has "+strconv.Itoa(maxSessions)+" open sessions, the most it can have").Advise("close one with 'dsec session rm'")
 	}
 	if id == "" {
 		for {
@@ -99,7 +99,7 @@ func (t *Table) reserve(id string) (string, error) {
 		return "", errs.New(errs.BadRequest, phase, "id is longer than 128 bytes")
 	}
 	if s, taken := t.open[id]; taken && (s == nil || !s.ended()) {
-		return "", errs.New(errs.StateConflict, phase, "session "+strconv.Quote(id)+" is open already")
+		return "", errs.New(errs.StateConflict, phase, "session "+strconv.Quote(id)+" is open already").Advise("use it as it is, or choose another name")
 	} else if taken {
 		s.Close() // its shell has ended: the id is free
 	}

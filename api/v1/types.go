@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -99,6 +100,24 @@ type ImageConfig struct {
 	WorkDir    string            `json:"work_dir,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	Volumes    []string          `json:"volumes,omitempty"`
+}
+
+// Override puts what is given of an environment, user and working directory in the place
+// of the configuration's own.
+func (c *ImageConfig) Override(env map[string]string, user, workDir string) {
+	if len(env) > 0 {
+		all := map[string]string{}
+		for _, kv := range c.Env {
+			k, v, _ := strings.Cut(kv, "=")
+			all[k] = v
+		}
+		maps.Copy(all, env)
+		c.Env = make([]string, 0, len(all))
+		for _, k := range slices.Sorted(maps.Keys(all)) {
+			c.Env = append(c.Env, k+"="+all[k])
+		}
+	}
+	c.User, c.WorkDir = cmp.Or(user, c.User), cmp.Or(workDir, c.WorkDir)
 }
 
 // ImageList is the catalogue.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -118,22 +117,8 @@ func (b *stepsBuild) base(ctx context.Context) (*client.Image, string, error) {
 
 // config is the base's with what the recipe says.
 func (b *stepsBuild) config(base *client.Image) v1.ImageConfig {
-	c, r := base.Config, b.recipe.Config()
-	env := map[string]string{}
-	for _, kv := range append(slices.Clone(c.Env), r.Env...) {
-		k, v, _ := strings.Cut(kv, "=")
-		env[k] = v
-	}
-	c.Env = nil
-	for _, k := range slices.Sorted(maps.Keys(env)) {
-		c.Env = append(c.Env, k+"="+env[k])
-	}
-	if r.User != "" {
-		c.User = r.User
-	}
-	if r.WorkDir != "" {
-		c.WorkDir = r.WorkDir
-	}
+	c, r := base.Config, b.recipe
+	c.Override(r.Env, r.User, r.WorkDir)
 	if len(r.Cmd) > 0 {
 		c.Cmd, c.Entrypoint = r.Cmd, nil
 	}

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"dsec/aether"
@@ -133,24 +130,7 @@ func parentsOf(img *v1.Image) []string {
 // one that it was made of did.
 func configOf(img *v1.Image, spec *v1.Spec) v1.ImageConfig {
 	c := img.Config
-	if len(spec.Env) > 0 {
-		env := map[string]string{}
-		for _, kv := range c.Env {
-			k, v, _ := strings.Cut(kv, "=")
-			env[k] = v
-		}
-		maps.Copy(env, spec.Env)
-		c.Env = nil
-		for _, k := range slices.Sorted(maps.Keys(env)) {
-			c.Env = append(c.Env, k+"="+env[k])
-		}
-	}
-	if spec.User != "" {
-		c.User = spec.User
-	}
-	if spec.WorkDir != "" {
-		c.WorkDir = spec.WorkDir
-	}
+	c.Override(spec.Env, spec.User, spec.WorkDir)
 	return c
 }
 

@@ -109,12 +109,11 @@ func (a *app) printMade(ctx context.Context, what string, made iter.Seq2[*client
 	bar := a.progress(what, int64(count), false)
 	defer bar.end()
 	var first, unprinted error
-	n, bad := 0, 0
+	n, good := 0, 0
 	for sb, err := range made {
 		n++
 		bar.set(int64(n))
 		if err != nil {
-			bad++
 			if first == nil {
 				first = err
 			}
@@ -125,6 +124,7 @@ func (a *app) printMade(ctx context.Context, what string, made iter.Seq2[*client
 			}
 			continue
 		}
+		good++
 		if unprinted == nil {
 			unprinted = a.created(sb, asJSON)
 		}
@@ -136,11 +136,8 @@ func (a *app) printMade(ctx context.Context, what string, made iter.Seq2[*client
 	if unprinted != nil {
 		return unprinted
 	}
-	if bad > 0 && count == 1 {
+	if first == nil || n == 1 { // one result: of the one sandbox, or of the whole request
 		return first
 	}
-	if bad > 0 {
-		return fmt.Errorf("%d of %d sandboxes were not created; the first: %w", bad, count, first)
-	}
-	return nil
+	return fmt.Errorf("%d of %d sandboxes were not created; the first: %w", count-good, count, first)
 }

@@ -42,8 +42,11 @@ func ErrorOf(err error) *Error { return errs.Of(err) }
 // about says what was tried on what, unless err does so itself.
 func about(action, what string, err error) error {
 	var e *errs.Error
-	if errors.As(err, &e) && (strings.Contains(e.Message, strconv.Quote(what)) || strings.Contains(e.Message+" ", " "+what+" ")) {
+	if what != "" && errors.As(err, &e) && (strings.Contains(e.Message, strconv.Quote(what)) || strings.Contains(e.Message+" ", " "+what+" ")) {
 		return err
+	}
+	if what == "" { // the server was to choose the name
+		return fmt.Errorf("%s: %w", action, err)
 	}
 	return fmt.Errorf("%s %s: %w", action, what, err)
 }

@@ -185,7 +185,7 @@ func (m *many) end(ctx context.Context, count int) error {
 		return m.unprinted
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case m.failed > 0 && count == 1:
+	case m.failed == 1 && m.made == 0: // of the one sandbox, or of the whole request
 		return m.first
 	case m.failed > 0:
 		return fmt.Errorf("%d of %d sandboxes were not created; the first: %w", count-m.made, count, m.first)

@@ -180,6 +180,29 @@ func TestCreateManyEndsWithASignal(t *testing.T) {
 	}
 }
 
+// A request that fails as a whole is no failure of one child.
+func TestForkOfNothingDoesNotCount(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	id := strings.TrimSpace(c.ok("create", "busybox"))
+	c.ok("rm", id)
+	if r := c.run("fork", id, "--count", "3"); r.code != 1 || strings.Contains(r.err, "of 3") || !strings.Contains(r.err, "was removed") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestImportOfASnapshotThatFailsHasNoEmptyName(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	file := filepath.Join(t.TempDir(), "none.tar")
+	if err := os.WriteFile(file, []byte("none"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r := c.run("snapshot", "import", file); r.code != 1 || !strings.Contains(r.err, "import snapshot: ") {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestRun(t *testing.T) {
 	t.Parallel()
 	c := newCLI(t)

@@ -344,6 +344,9 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 		select {
 		case err := <-exited:
 			said := tail(log.Name(), begin)
+			if err == nil { // it found another that started meanwhile, and says so
+				err = errors.New("exit status 0")
+			}
 			if entries, rerr := os.ReadDir(data); !existed && rerr == nil && len(entries) == 1 { // the log
 				return errors.Join(fmt.Errorf("the server ended at once (%w); it says:\n%s", err, said), os.RemoveAll(data))
 			}

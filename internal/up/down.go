@@ -39,6 +39,9 @@ func Find(data string) (Info, error) {
 		lock.Close()
 		return info, errs.New(errs.NodeNotFound, "down", "the node of "+data+" has died")
 	}
+	if ended(info.PID) { // a rest of it, or somebody who looks like us, holds the lock for a moment
+		return info, errs.New(errs.NodeNotFound, "down", "the node of "+data+" has died")
+	}
 	return info, nil
 }
 

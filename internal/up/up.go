@@ -1,6 +1,7 @@
 package up
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -428,14 +429,34 @@ func takeOver(ctx context.Context, data string) (*os.File, error) {
 	}
 }
 
-// died tells whether the process that published run.json has ended.
+// died tells whether the process that published run.json has ended, or is ending.
 func died(data string) bool {
 	var info Info
 	b, err := os.ReadFile(filepath.Join(data, "run.json"))
 	if err != nil || json.Unmarshal(b, &info) != nil || info.PID <= 0 {
 		return false
 	}
-	return errors.Is(unix.Kill(info.PID, 0), unix.ESRCH)
+	return ended(info.PID)
+}
+
+// ended tells whether pid is no process any more, or one that will never run again: killed a
+// moment ago it still has its id and its lock, and as a zombie it has them as long as its parent likes.
+func ended(pid int) bool {
+	if errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+		return true
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
+	}
+	// PID (NAME) STATE PPID PGRP SESSION TTY TPGID FLAGS …, where NAME may hold anything.
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(fields) < 7 {
+		return false
+	}
+	const exiting = 0x4 // PF_EXITING
+	flags, err := strconv.ParseUint(fields[6], 10, 64)
+	return fields[0] == "Z" || fields[0] == "X" || err == nil && flags&exiting != 0
 }
 
 // acquire takes the data directory for this process.

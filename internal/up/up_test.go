@@ -1,18 +1,22 @@
 package up
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"dsec/api/v1/errs"
 )
@@ -128,4 +132,47 @@ func TestDamagedRootToken(t *testing.T) {
 			t.Errorf("%q became %q, %v", bad, left, err)
 		}
 	}
+}
+
+// A server that was killed has its id until its parent has asked for it, and its lock may be held a
+// moment longer by what it had forked, or by another that only looks.
+func TestNodeThatIsAZombieHasDied(t *testing.T) {
+	data := t.TempDir()
+	lock, err := acquire(filepath.Join(data, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := exec.Command("sleep", "60")
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	info := fmt.Appendf(nil, `{"pid":%d}`, server.Process.Pid)
+	if err := os.WriteFile(filepath.Join(data, "run.json"), info, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Find(data); err != nil {
+		t.Errorf("while it runs: %v", err)
+	}
+	if err := server.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	defer server.Wait()
+	stat := fmt.Sprintf("/proc/%d/stat", server.Process.Pid)
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		if b, err := os.ReadFile(stat); err == nil && bytes.Contains(b, []byte(") Z ")) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it does not die")
+		}
+	}
+	if _, err := Find(data); !errors.Is(err, errs.NodeNotFound) {
+		t.Errorf("a killed node is found: %v", err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { lock.Close() })
+	taken, err := takeOver(t.Context(), data)
+	if err != nil {
+		t.Fatalf("take over from a killed node: %v", err)
+	}
+	taken.Close()
 }

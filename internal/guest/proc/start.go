@@ -229,6 +229,9 @@ func (p *Process) failed(why *errs.Error) {
 
 // spawn forks and executes. It returns missing when the command is at fault.
 func (p *Process) spawn(path, cwd string, env []string) (missing *errs.Error, err error) {
+	if err := readHead(path); err != nil {
+		return p.explain(path, cwd, err)
+	}
 	var io stdio
 	if err := io.open(p); err != nil {
 		io.closeAll()
@@ -288,6 +291,8 @@ func (p *Process) explain(path, cwd string, err error) (*errs.Error, error) {
 	switch errno {
 	case syscall.EAGAIN, syscall.ENOMEM: // the limits of its control group
 		return nil, errs.Wrap(errs.SandboxLimit, "guest.start", "start "+path, err)
+	case syscall.EIO: // the image's data cannot be had: no fault of the command
+		return nil, errs.Wrap(errs.StoreUnavailable, "guest.start", "read the program "+path, err)
 	case syscall.EMFILE, syscall.ENFILE, syscall.EINVAL, syscall.EPERM:
 		return nil, errs.Wrap(errs.InternalError, "guest.start", "start "+path, err)
 	case syscall.E2BIG:

@@ -378,7 +378,7 @@ func TestProcesses(t *testing.T) {
 	}
 	eventually(t, "both have printed", func() bool {
 		l := into[[]processJSON](t, c.ok("ps", "--json", id))
-		return len(l) == 2 && l[0].StdoutBytes == 11 && l[1].ExitCode != nil && *l[1].ExitCode == 3
+		return len(l) == 2 && l[0].StdoutBytes == 11 && l[0].StderrBytes == 5 && l[1].ExitCode != nil && *l[1].ExitCode == 3
 	})
 	if out := c.ok("ps", id); !strings.Contains(out, pid) || !strings.Contains(out, "exit 3") || !strings.Contains(out, "running") {
 		t.Errorf("%s", out)

@@ -178,9 +178,10 @@ func (e *Edge) Close(ctx context.Context) error {
 		s.stop() // no sandbox stays frozen
 	}
 	e.mu.Unlock()
-	var err error
 	if e.server != nil {
-		err = e.server.Shutdown(ctx)
+		if err := e.server.Shutdown(ctx); err != nil {
+			e.cfg.Log.Warn("operations that had not ended are cut off", "err", err)
+		}
 	}
 	e.wg.Wait()
 	e.mu.Lock()
@@ -190,11 +191,9 @@ func (e *Edge) Close(ctx context.Context) error {
 	}
 	e.mu.Unlock()
 	if e.journal != nil {
-		if jerr := e.journal.close(); err == nil {
-			err = jerr
-		}
+		return e.journal.close()
 	}
-	return err
+	return nil
 }
 
 // endCreates undoes what is being created and waits for that, so that the journal knows.

@@ -102,7 +102,8 @@ type node struct {
 	edge       *edge.Edge
 }
 
-// stopTime bounds the end of a node.
+// stopTime bounds the end of a node, of which what runs through the edge may take a half to
+// end by itself.
 const stopTime = 20 * time.Second
 
 // Run runs a node until ctx ends or a part of it fails. ready is called once it answers.
@@ -348,7 +349,9 @@ func (n *node) stop(ctx context.Context) error {
 		n.control.Drain()
 	}
 	if n.edge != nil {
-		all = append(all, n.edge.Close(ctx))
+		ectx, cancel := context.WithTimeout(ctx, stopTime/2)
+		all = append(all, n.edge.Close(ectx))
+		cancel()
 	}
 	if n.control != nil {
 		all = append(all, n.control.Close(ctx))

@@ -3,13 +3,14 @@ package lazy
 // stream is one reader that goes forward through a blob. Readers are not told
 // apart: what counts is where the next read would be.
 type stream struct {
-	next   int   // chunk at which the reader goes on
-	ahead  int   // chunks before this one have been asked for
-	window int64 // bytes to be ahead
-	age    uint32
+	first int // chunk at which the reader began
+	next  int // chunk at which the reader goes on
+	ahead int // chunks before this one have been asked for
+	age   uint32
 }
 
-const firstWindow = 256 << 10
+// firstWindow is how far a reader must have come for anything to be fetched ahead of it.
+const firstWindow = 512 << 10
 
 // observe looks at a read of the chunks [i, j) and fetches ahead of it if it goes
 // on where another one ended. It returns the bytes it began to fetch.
@@ -36,7 +37,7 @@ func (b *blob) observe(i, j int) int64 {
 		newest = max(newest, x.age)
 	}
 	if s == nil {
-		*old = stream{next: j, ahead: j, age: newest + 1}
+		*old = stream{first: i, next: j, ahead: j, age: newest + 1}
 		return 0
 	}
 	s.age = newest + 1
@@ -44,13 +45,18 @@ func (b *blob) observe(i, j int) int64 {
 		return 0 // the rest of a chunk it had begun
 	}
 	s.next, s.ahead = j, max(s.ahead, j)
-	s.window = min(max(2*s.window, firstWindow), limit)
+	// As much as it has read: what lies behind a file's end, which nothing here knows, is not
+	// wanted, and most files are small.
+	window := min(b.t.bounds[j]-b.t.bounds[s.first], limit)
+	if window < min(firstWindow, limit) {
+		return 0
+	}
 	n := b.t.n()
-	if s.ahead >= n || b.t.bounds[s.ahead]-b.t.bounds[j] >= s.window/2 || b.c.gate.waiting() >= b.c.opts.Queue {
+	if s.ahead >= n || b.t.bounds[s.ahead]-b.t.bounds[j] >= window/2 || b.c.gate.waiting() >= b.c.opts.Queue {
 		return 0
 	}
 	end := s.ahead
-	for end < n && b.t.bounds[end]-b.t.bounds[j] < s.window {
+	for end < n && b.t.bounds[end]-b.t.bounds[j] < window {
 		end++
 	}
 	started := b.launch(s.ahead, end, false)

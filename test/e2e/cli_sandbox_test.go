@@ -244,6 +244,9 @@ func TestDetachPsAttachLogsKill(t *testing.T) {
 	shared.Fails(t, 125, "process_not_found", "attach", id, "999999")
 	shared.Fails(t, 2, "", "kill", "-s", "NOSUCH", id, "victim")
 	shared.Fails(t, 127, "command_not_found", "exec", "--detach", id, "--", "nosuch")
+	if r := shared.Fails(t, 127, "command_not_found", "exec", id, "--", "ls -l /"); !strings.Contains(r.Stderr, "sh -c") {
+		t.Errorf("a whole line as a program: %s", r.Stderr)
+	}
 }
 
 func TestShellOnATerminal(t *testing.T) {

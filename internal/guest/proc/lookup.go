@@ -64,7 +64,11 @@ func executable(path string) error {
 }
 
 func notFound(cmd, why string) *errs.Error {
-	return errs.New(errs.CommandNotFound, "guest.start", cmd+": "+why)
+	e := errs.New(errs.CommandNotFound, "guest.start", cmd+": "+why)
+	if strings.ContainsAny(cmd, " |;&") {
+		e.Advise("a command is a program and its arguments, each by itself; a whole line is for a shell: sh -c 'LINE'")
+	}
+	return e
 }
 
 func cannot(cmd, why string) *errs.Error {

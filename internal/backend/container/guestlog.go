@@ -33,13 +33,14 @@ func openGuestLog(path string, most int64, every time.Duration) (*guestLog, erro
 	}
 	stop := make(chan struct{})
 	l := &guestLog{file: f, most: most, stop: sync.OnceFunc(func() { close(stop) })}
+	_ = l.trim() // tried again at the next look
 	l.wg.Go(func() {
 		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for {
-			_ = l.trim() // tried again at the next look
 			select {
 			case <-tick.C:
+				_ = l.trim()
 			case <-stop:
 				return
 			}

@@ -64,11 +64,10 @@ func executable(path string) error {
 }
 
 func notFound(cmd, why string) *errs.Error {
-	e := errs.New(errs.CommandNotFound, "guest.start", cmd+": "+why)
 	if strings.ContainsAny(cmd, " |;&") {
-		e.Advise("a command is a program and its arguments, each by itself; a whole line is for a shell: sh -c 'LINE'")
+		why += " (a whole line is for a shell: sh -c 'LINE')"
 	}
-	return e
+	return errs.New(errs.CommandNotFound, "guest.start", cmd+": "+why)
 }
 
 func cannot(cmd, why string) *errs.Error {

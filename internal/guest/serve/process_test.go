@@ -167,7 +167,16 @@ func TestStartStdinSignalAttach(t *testing.T) {
 	if _, _, exit = output(t, p.Stream); exit.Signal != 15 || exit.ExitCode != 143 {
 		t.Fatalf("%+v", exit)
 	}
-	callErr(t, g.Conn, "process.signal", &msg.SignalRequest{Process: &msg.Selector{Pid: p.started.Pid}, Signal: 15}, errs.ProcessExited)
+	// Its group has a signal until the child, too, has ended.
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		err := g.Conn.Call(t.Context(), "", "process.signal", &msg.SignalRequest{Process: &msg.Selector{Pid: p.started.Pid}, Signal: 15}, &msg.Empty{})
+		if errors.Is(err, errs.ProcessExited) {
+			break
+		}
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("a signal to a process that has ended: %v", err)
+		}
+	}
 	callErr(t, g.Conn, "process.wait", &msg.SelectRequest{Process: &msg.Selector{Pid: 4000000}}, errs.ProcessNotFound)
 }
 

@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -257,10 +258,11 @@ func TestUploadsThatBreakAreMadeAgain(t *testing.T) {
 			t.Run(reg+"/"+name, func(t *testing.T) {
 				t.Parallel()
 				s := newServer(t, handler(t))
-				fail := func(times int) {
+				fail := func(n int32) {
+					var times atomic.Int32 // requests come over several connections
+					times.Store(n)
 					s.inject(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-						if r.Method == c.method && strings.Contains(r.URL.Path, c.part) && times > 0 {
-							times--
+						if r.Method == c.method && strings.Contains(r.URL.Path, c.part) && times.Add(-1) >= 0 {
 							if c.answered {
 								next.ServeHTTP(httptest.NewRecorder(), r)
 							} else {

@@ -41,7 +41,7 @@ func open(t *testing.T, dir string) *Store {
 
 func openOver(t *testing.T, dir string, objects object.Store) *Store {
 	t.Helper()
-	s, err := Open(t.Context(), dir, Options{Objects: objects, Now: func() time.Time { return time.UnixMilli(42) }, Lazy: lazy.Options{Deadline: time.Second}})
+	s, err := Open(t.Context(), dir, Options{Objects: objects, Now: func() time.Time { return time.UnixMilli(42) }, Lazy: lazy.Options{Deadline: 3 * time.Second}})
 	if err != nil {
 		t.Fatal(err)
 	}

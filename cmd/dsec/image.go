@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -156,16 +157,23 @@ func shortDigest(d string) string {
 }
 
 func (a *app) imageInspectCmd() *cobra.Command {
+	cmd := a.inspectImage((*client.Client).Image)
+	cmd.Short, cmd.Example = "Show an image: layers, sizes, configuration", "  dsec image inspect debian\n  dsec image inspect --json debian | jq .config.env"
+	cmd.ValidArgsFunction = a.completeImages(1)
+	return cmd
+}
+
+// inspectImage is the verb that shows what get finds by its name.
+func (a *app) inspectImage(get func(*client.Client, context.Context, string) (*client.Image, error)) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "inspect NAME", Short: "Show an image: layers, sizes, configuration", Example: "  dsec image inspect debian\n  dsec image inspect --json debian | jq .config.env",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeImages(1),
+		Use: "inspect NAME", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			img, err := c.Image(cmd.Context(), args[0])
+			img, err := get(c, cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}

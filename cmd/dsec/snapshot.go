@@ -164,26 +164,9 @@ func lineage(images []client.Image, show func(tree string, img *client.Image)) {
 }
 
 func (a *app) snapshotInspectCmd() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use: "inspect NAME", Short: "Show a snapshot: what it was made on, layers, what was left out", Example: "  dsec snapshot inspect with-deps\n  dsec snapshot inspect with-deps --json",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSnapshots(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			img, err := c.GetSnapshot(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return a.json(img)
-			}
-			return a.printImage(img)
-		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd := a.inspectImage((*client.Client).GetSnapshot)
+	cmd.Short, cmd.Example = "Show a snapshot: what it was made on, layers, what was left out", "  dsec snapshot inspect with-deps\n  dsec snapshot inspect with-deps --json"
+	cmd.ValidArgsFunction = a.completeSnapshots(1)
 	return cmd
 }
 

@@ -22,12 +22,11 @@ type followed struct {
 	ctx     context.Context
 	session *chunk.Session // nil: nothing follows
 
-	mu   sync.Mutex
-	more *sync.Cond // written, whole or err changed
-	// What is written; also the place of the next Write.
-	written int64
-	whole   bool  // nothing more comes
-	err     error // no use to go on
+	mu      sync.Mutex
+	more    *sync.Cond // written, whole or err changed
+	written int64      // bytes from the start
+	whole   bool       // nothing more comes
+	err     error      // no use to go on
 
 	done chan struct{} // closed when name and failed are set; nil if nothing follows yet
 	name string

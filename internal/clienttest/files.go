@@ -305,6 +305,8 @@ func (g *guest) dial(ctx context.Context, st *aether.Stream) (aether.Message, er
 		return nil, errs.New(errs.PortClosed, "port.dial", "nothing listens").Because(err)
 	}
 	defer c.Close()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	// A message tells that the connection is made, another one that the service has ended
 	// its side.
@@ -326,11 +328,12 @@ func (g *guest) dial(ctx context.Context, st *aether.Stream) (aether.Message, er
 		}
 	}()
 	io.Copy(streamWriter{ctx, st}, c)
-	if err := st.SendMessage(ctx, &msg.Empty{}); err != nil {
-		return nil, err
+	err = st.SendMessage(ctx, &msg.Empty{})
+	if err != nil {
+		stop() // what is written to the service is the stream's memory, which is not ours after this
 	}
 	<-done
-	return &msg.Empty{}, nil
+	return &msg.Empty{}, err
 }
 
 type streamWriter struct {

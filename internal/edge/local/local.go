@@ -101,7 +101,7 @@ func (i *Images) Acquire(ctx context.Context, img *v1.Image) (mounts []int, rele
 		release()
 		return nil, nil, err
 	}
-	i.store.Trace(img.Digest, layers(img))
+	i.store.Started(img.Digest, layers(img))
 	if len(img.Parts) == 0 {
 		i.store.Used(unwire(img))
 	}

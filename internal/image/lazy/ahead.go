@@ -9,13 +9,16 @@ type stream struct {
 	age   uint32
 }
 
-// firstWindow is how far a reader must have come for anything to be fetched ahead of it.
+// firstWindow is how far a reader must have come for anything to be fetched ahead of it,
+// unless it is known what belongs together: then as much is fetched with its beginning.
 const firstWindow = 512 << 10
 
-// observe looks at a read of the chunks [i, j) and fetches ahead of it if it goes
-// on where another one ended. It returns the bytes it began to fetch.
-func (b *blob) observe(i, j int) int64 {
+// observe looks at a read of n bytes from off and fetches ahead of it what belongs to
+// it, or, if it goes on where another one ended, what is next. It returns the bytes it
+// began to fetch.
+func (b *blob) observe(off, n int64) int64 {
 	limit := b.c.opts.Readahead
+	i, j := b.t.chunks(off, n)
 	if limit <= 0 || i == j {
 		return 0
 	}
@@ -24,6 +27,37 @@ func (b *blob) observe(i, j int) int64 {
 	if b.left == 0 {
 		return 0
 	}
+	last := b.t.n() // nothing from this chunk on is fetched
+	if g, ok := b.filler.(Grouped); ok {
+		if _, end := g.Group(off); end > 0 {
+			_, last = b.t.chunks(off, end-off)
+			last = max(last, j)
+			if end-off <= min(firstWindow, limit) {
+				return b.fetchAhead(i, j, last) // with what is waited for, by one fetch
+			}
+		}
+	}
+	s := b.follow(i, j)
+	if s == nil {
+		return 0
+	}
+	// As much as it has read: most files are small, and most readers of large ones stop early.
+	window := min(b.t.bounds[j]-b.t.bounds[s.first], limit)
+	if window < min(firstWindow, limit) || s.ahead >= last || b.t.bounds[s.ahead]-b.t.bounds[j] >= window/2 {
+		return 0
+	}
+	end := s.ahead
+	for end < last && b.t.bounds[end]-b.t.bounds[j] < window {
+		end++
+	}
+	from := s.ahead
+	s.ahead = end
+	return b.fetchAhead(from, from, end)
+}
+
+// follow returns the reader who goes on with a read of the chunks [i, j); nil if it is a
+// new one, or still in a chunk that it had begun. b.mu is held.
+func (b *blob) follow(i, j int) *stream {
 	var s, old *stream
 	newest := uint32(0)
 	for k := range b.streams {
@@ -38,29 +72,26 @@ func (b *blob) observe(i, j int) int64 {
 	}
 	if s == nil {
 		*old = stream{first: i, next: j, ahead: j, age: newest + 1}
-		return 0
+		return nil
 	}
 	s.age = newest + 1
 	if j <= s.next {
-		return 0 // the rest of a chunk it had begun
+		return nil
 	}
 	s.next, s.ahead = j, max(s.ahead, j)
-	// As much as it has read: what lies behind a file's end, which nothing here knows, is not
-	// wanted, and most files are small.
-	window := min(b.t.bounds[j]-b.t.bounds[s.first], limit)
-	if window < min(firstWindow, limit) {
+	return s
+}
+
+// fetchAhead begins to fetch the chunks [i, j), if not too much waits already; those before
+// k are waited for. b.mu is held.
+func (b *blob) fetchAhead(i, k, j int) int64 {
+	if i >= j || b.c.gate.waiting() >= b.c.opts.Queue {
 		return 0
 	}
-	n := b.t.n()
-	if s.ahead >= n || b.t.bounds[s.ahead]-b.t.bounds[j] >= window/2 || b.c.gate.waiting() >= b.c.opts.Queue {
-		return 0
+	for x := k; x < j; x++ {
+		if b.chunk[x] == missing && b.flight[x] == nil {
+			b.stats.ahead.Add(b.t.len(x))
+		}
 	}
-	end := s.ahead
-	for end < n && b.t.bounds[end]-b.t.bounds[j] < window {
-		end++
-	}
-	started := b.launch(s.ahead, end, false)
-	s.ahead = end
-	b.stats.ahead.Add(started)
-	return started
+	return b.launch(i, j, false)
 }

@@ -35,6 +35,13 @@ type Filler interface {
 	Fetch(ctx context.Context, i, j int, put func(off int64, p []byte) error) error
 }
 
+// Grouped is a Filler that knows which bytes belong together: those of one file.
+type Grouped interface {
+	// Group returns the bytes [first, end) of the group that off is in; end is 0 if that is
+	// not known, or not yet. It must be quick, and is for concurrent use.
+	Group(off int64) (first, end int64)
+}
+
 // Holder keeps descriptors beyond the death of this process (package keeper).
 // Files given to Put stay open until Drop.
 type Holder interface {
@@ -872,7 +879,7 @@ func (b *blob) readFor(key uint64, pid int, off, n int64) error {
 	start := b.c.opts.Now()
 	i, j := b.t.chunks(off, n)
 	b.record(off, n)
-	ahead := b.observe(i, j)
+	ahead := b.observe(off, n)
 	hit := b.tryPin(key, i, j)
 	var fetched int64
 	var err error

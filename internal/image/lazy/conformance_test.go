@@ -39,6 +39,7 @@ func TestConformance(t *testing.T) {
 				{"FullDisk", testFullDisk},
 				{"CountsByReader", testCountsByReader},
 				{"ReadAhead", testReadAhead},
+				{"Groups", testGroups},
 				{"GuardLost", testGuardLost},
 				{"Overlay", testOverlay},
 			} {
@@ -53,6 +54,7 @@ type rig struct {
 	c     *lazy.Cache
 	l     *testLayer
 	src   *source
+	fill  lazy.Filler // src, or something around it
 	h     *lazy.Blob
 	mount int
 	r     *reader
@@ -69,7 +71,10 @@ func newRig(t *testing.T, opts lazy.Options, size int) *rig {
 
 func (r *rig) open() {
 	var err error
-	if r.h, err = r.c.Blob(r.t.Context(), r.l.digest, int64(len(r.l.data)), r.src); err != nil {
+	if r.fill == nil {
+		r.fill = r.src
+	}
+	if r.h, err = r.c.Blob(r.t.Context(), r.l.digest, int64(len(r.l.data)), r.fill); err != nil {
 		r.t.Fatal(err)
 	}
 	r.mount = mountBlob(r.t, r.l, r.h.Path())
@@ -497,6 +502,43 @@ func testReadAhead(t *testing.T, mode lazy.Mode) {
 	}
 	if s := q.h.Stats(); s.Ahead != 0 || s.Fetched > 6*512<<10 {
 		t.Errorf("random reads were run ahead of: %+v", s)
+	}
+}
+
+// grouped is a source whose bytes belong together by pieces of so many.
+type grouped struct {
+	*source
+	piece int64
+}
+
+func (g grouped) Group(off int64) (first, end int64) {
+	return off / g.piece * g.piece, (off/g.piece + 1) * g.piece
+}
+
+// What belongs together comes by one fetch, and nothing behind its end.
+func testGroups(t *testing.T, mode lazy.Mode) {
+	const piece = 256 << 10
+	l := buildLayer(t, 8<<20, 9)
+	r := &rig{t: t, l: l, src: newSource(l.data, 9), c: openCache(t, t.TempDir(), lazy.Options{Mode: mode, Readahead: 2 << 20})}
+	r.fill = grouped{r.src, piece}
+	r.open()
+	t.Cleanup(r.close)
+	unix.Fadvise(int(r.r.f.Fd()), 0, 0, unix.FADV_RANDOM)
+	if err := r.r.check(3*piece, 4096); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return r.h.Stats().Fetched >= piece })
+	before := r.h.Stats()
+	if before.Fetches > 2 || before.Fetched > piece+2*(512<<10) {
+		t.Errorf("one page of a group of %d bytes: %+v", piece, before)
+	}
+	for off := int64(3 * piece); off < 4*piece; off += 4096 {
+		if err := r.r.check(off, 4096); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := r.h.Stats(); after.Fetches != before.Fetches {
+		t.Errorf("the rest of the group was fetched by itself: %+v, %+v", before, after)
 	}
 }
 

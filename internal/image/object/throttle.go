@@ -10,10 +10,15 @@ import (
 )
 
 // Throttle puts a link in front of a store: every operation takes latency, and all
-// bodies together pass at bytesPerSecond. Zero means no limit.
+// bodies together pass at bytesPerSecond, or faster by what passes in [burst] after it had
+// less to do. Zero means no limit.
 func Throttle(s Store, bytesPerSecond int64, latency time.Duration) Store {
 	return &throttled{s: s, rate: bytesPerSecond, latency: latency}
 }
+
+// burst is how much of its time a link makes up for: a process sleeps up to 1 ms longer than it
+// wants, while a network would go on to send what is under way.
+const burst = 5 * time.Millisecond
 
 type throttled struct {
 	s       Store
@@ -31,8 +36,8 @@ func (t *throttled) pass(ctx context.Context, n int) error {
 	}
 	t.mu.Lock()
 	now := time.Now()
-	if t.free.Before(now) {
-		t.free = now
+	if least := now.Add(-burst); t.free.Before(least) {
+		t.free = least
 	}
 	t.free = t.free.Add(time.Duration(float64(n) / float64(t.rate) * float64(time.Second)))
 	wait := t.free.Sub(now)

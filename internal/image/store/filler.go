@@ -3,8 +3,10 @@ package store
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"dsec/internal/image/chunk"
+	"dsec/internal/image/layer"
 )
 
 // filler fills a data blob from the object store. Its chunks are the map's, with one
@@ -14,6 +16,7 @@ type filler struct {
 	m      *chunk.Map
 	bounds []int64
 	of     []int32 // the map's chunk; -1 is a hole
+	runs   atomic.Pointer[layer.Runs]
 }
 
 func newFiller(r *chunk.Reader, m *chunk.Map) *filler {
@@ -42,6 +45,14 @@ func (f *filler) Bounds() []int64 { return f.bounds }
 
 // Hole implements lazy.Filler.
 func (f *filler) Hole(i int) bool { return f.of[i] < 0 }
+
+// Group implements lazy.Grouped, once the layer's files are known.
+func (f *filler) Group(off int64) (first, end int64) {
+	if r := f.runs.Load(); r != nil {
+		return r.At(off)
+	}
+	return 0, 0
+}
 
 // Fetch implements lazy.Filler.
 func (f *filler) Fetch(ctx context.Context, i, j int, put func(off int64, p []byte) error) error {

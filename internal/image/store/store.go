@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,7 +44,7 @@ type Store struct {
 	end     context.CancelFunc
 	tasks   sync.WaitGroup
 
-	tracing map[string]bool // images of which a trace was or is recorded; guarded by mu
+	traceTime time.Duration
 
 	mu     sync.Mutex // guards the maps, and the directory but for data
 	images map[string]image.Image
@@ -51,6 +52,8 @@ type Store struct {
 	pins   map[string]*pin        // by metadata digest
 	uses   map[string]int         // by metadata digest: who has the files
 	own    map[string]own         // by file name
+	// starts has when sandboxes of images started last, by digest of the image.
+	starts map[string]start
 }
 
 // Options of a store. Objects is needed.
@@ -59,6 +62,8 @@ type Options struct {
 	Now     func() time.Time // for CreatedUnixMS
 	Log     *slog.Logger
 	Lazy    lazy.Options // of the cache of data; Reopen is the store's own
+	// TraceTime is how long after the start of a sandbox what it reads is recorded (10 s).
+	TraceTime time.Duration
 }
 
 // Open opens the store in dir, making it if needed, and removes what a crash left. What
@@ -68,8 +73,9 @@ type Options struct {
 func Open(ctx context.Context, dir string, opts Options) (_ *Store, err error) {
 	s := &Store{
 		dir: dir, now: opts.Now, log: opts.Log, objects: opts.Objects,
-		images: map[string]image.Image{}, layers: map[string]image.Layer{}, pins: map[string]*pin{}, uses: map[string]int{}, own: map[string]own{}, tracing: map[string]bool{},
+		images: map[string]image.Image{}, layers: map[string]image.Layer{}, pins: map[string]*pin{}, uses: map[string]int{}, own: map[string]own{}, starts: map[string]start{},
 	}
+	s.traceTime = cmp.Or(opts.TraceTime, 10*time.Second)
 	if s.now == nil {
 		s.now = time.Now
 	}

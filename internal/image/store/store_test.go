@@ -241,6 +241,74 @@ func TestAnotherNodeReadsFromTheObjectStore(t *testing.T) {
 	}
 }
 
+// What the first start on any node reads is fetched in advance by the starts on others.
+func TestStartsLearnFromEachOther(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	objects, err := object.OpenDir(t.Context(), dir+"/objects")
+	if err != nil {
+		t.Fatal(err)
+	}
+	random := make([]byte, 4<<20)
+	rand.NewChaCha8([32]byte{8}).Read(random)
+	files := map[string]string{"a": string(random[:300<<10]), "b": string(random[1<<20 : 2<<20]), "c": string(random[2<<20:])}
+	img, err := openOver(t, dir+"/one", objects).ImportPath(t.Context(), tree(t, files), ImportOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func(name string) (s *Store, root string) {
+		t.Helper()
+		s, err := Open(t.Context(), dir+"/"+name, Options{Objects: objects, TraceTime: 200 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		m := NewMounts(s, time.Hour)
+		t.Cleanup(m.Close)
+		fd, release, err := m.Acquire(t.Context(), img.Layers[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(release)
+		s.Started(img.Digest, img.Layers)
+		return s, fmt.Sprintf("/proc/self/fd/%d/", fd)
+	}
+	cached := func(s *Store) int64 { return s.Cached(img.Layers)[0].Cached }
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal(what)
+			}
+		}
+	}
+	two, root := start("two")
+	if _, err := os.ReadFile(root + "a"); err != nil {
+		t.Fatal(err)
+	}
+	until("no trace of the first start is in the store", func() bool {
+		tr, err := two.LoadTrace(t.Context(), img.Digest)
+		return err == nil && len(tr[img.Layers[0].DataDigest]) > 0
+	})
+	three, root := start("three")
+	until("nothing was fetched in advance", func() bool { return cached(three) >= 300<<10 })
+	if got, err := os.ReadFile(root + "a"); err != nil || string(got) != files["a"] {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	if n := cached(three); n > 1<<20 {
+		t.Errorf("%d bytes are here, but only a was read", n)
+	}
+	// Nothing is fetched or learnt again within the minute, unless the layer was dropped.
+	three.mu.Lock()
+	n := len(three.starts)
+	three.forgetStarts(img.Layers[0])
+	left := len(three.starts)
+	three.mu.Unlock()
+	if n != 1 || left != 0 {
+		t.Errorf("%d starts are known, and %d after the layer was dropped", n, left)
+	}
+}
+
 func TestALayerOfNoObjectStoreIsRefused(t *testing.T) {
 	t.Parallel()
 	s := open(t, filepath.Join(t.TempDir(), "node"))

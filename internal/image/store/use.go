@@ -13,6 +13,7 @@ import (
 	"dsec/api/v1/errs"
 	"dsec/internal/image"
 	"dsec/internal/image/chunk"
+	"dsec/internal/image/layer"
 	"dsec/internal/image/lazy"
 	"dsec/internal/image/object"
 )
@@ -56,7 +57,10 @@ func (s *Store) use(ctx context.Context, l image.Layer) (f image.LayerFiles, blo
 	if err == nil && l.DataDigest != "" {
 		var m *chunk.Map
 		if m, err = s.loadMap(ctx, l); err == nil {
-			blob, err = s.data.Blob(ctx, l.DataDigest, l.DataSize, newFiller(s.reader, m))
+			f := newFiller(s.reader, m)
+			if blob, err = s.data.Blob(ctx, l.DataDigest, l.DataSize, f); err == nil {
+				s.group(f, blob, l)
+			}
 		}
 	}
 	if err != nil {
@@ -68,6 +72,33 @@ func (s *Store) use(ctx context.Context, l image.Layer) (f image.LayerFiles, blo
 		f.Data = blob.Path()
 	}
 	return f, blob, release, nil
+}
+
+// group tells a filler where the layer's files are, while the layer is being mounted.
+func (s *Store) group(f *filler, blob *lazy.Blob, l image.Layer) {
+	if p := blob.Progress(); p.Filled == p.Total {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing.Err() != nil {
+		return
+	}
+	s.tasks.Add(1)
+	go func() {
+		defer s.tasks.Done()
+		meta, err := os.Open(s.path("meta", l.MetaDigest))
+		if err == nil {
+			defer meta.Close()
+			var runs *layer.Runs
+			if runs, err = layer.ReadRuns(s.closing, meta, l.MetaSize, l.DataSize); err == nil {
+				f.runs.Store(runs)
+			}
+		}
+		if err != nil && s.closing.Err() == nil {
+			s.log.Warn("a layer is read ahead without regard to its files", "layer", l.MetaDigest, "err", err)
+		}
+	}()
 }
 
 func (s *Store) fetchMeta(ctx context.Context, l image.Layer) error {
@@ -171,6 +202,7 @@ func (s *Store) Drop(l image.Layer) error {
 		return err
 	}
 	delete(s.layers, l.MetaDigest)
+	s.forgetStarts(l)
 	if l.MapObject == "" {
 		return nil
 	}

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"dsec/internal/image"
@@ -90,50 +91,84 @@ func blobDigest(layers []image.Layer, i int) string {
 	return ""
 }
 
-// traceTime is how long after the start of a sandbox what it reads is recorded.
-const traceTime = 10 * time.Second
+// What the starts of images are learnt from and helped by.
+const (
+	startTime = time.Minute // between two looks at what a start of an image needs
+	replayMax = 256 << 20   // bytes of a trace that are fetched: who recorded it may have read all
+)
 
-// Trace records what is read of an image from now on for a few seconds, if not all of it
-// is here, and puts the trace into the object store unless there is one.
-func (s *Store) Trace(digest string, layers []image.Layer) {
+// Started says that a sandbox of the image starts. If not all of it is here, what an
+// earlier start read is fetched in the background, or, if that is not known, what is read
+// in the next seconds is recorded and put into the object store.
+func (s *Store) Started(digest string, layers []image.Layer) {
+	now := s.now()
 	s.mu.Lock()
-	if s.tracing[digest] || s.closing.Err() != nil {
-		s.mu.Unlock()
+	defer s.mu.Unlock()
+	if at, ok := s.starts[digest]; ok && now.Sub(at.when) < startTime || s.closing.Err() != nil {
 		return
 	}
-	s.tracing[digest] = true // once in the life of the process
-	s.tasks.Add(1)
-	s.mu.Unlock()
+	s.starts[digest] = start{when: now, layers: layers}
 	recorders := map[string]*lazy.Recorder{}
 	for _, l := range layers {
-		if r := s.data.Record(l.DataDigest, traceTime); r != nil {
+		if r := s.data.Record(l.DataDigest, s.traceTime); r != nil {
 			recorders[l.DataDigest] = r
 		}
 	}
+	if len(recorders) == 0 {
+		return
+	}
+	s.tasks.Add(1)
 	go func() {
 		defer s.tasks.Done()
-		if len(recorders) == 0 {
-			return
-		}
-		timer := time.NewTimer(traceTime)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-s.closing.Done(): // half a trace is none
-			return
-		}
-		t := trace.Trace{}
-		for d, r := range recorders {
-			if got := r.Stop(); len(got) > 0 {
-				for _, x := range got {
-					t[d] = append(t[d], trace.Range(x))
-				}
-			}
-		}
-		if err := trace.Put(s.closing, s.objects, digest, t); err != nil {
-			s.log.Warn("what the start of an image read is not kept", "image", digest, "err", err)
+		if err := s.learn(digest, layers, recorders); err != nil && s.closing.Err() == nil {
+			s.log.Warn("what the start of an image reads is not known", "image", digest, "err", err)
 		}
 	}()
+}
+
+// start is one of an image on this node.
+type start struct {
+	when   time.Time
+	layers []image.Layer
+}
+
+// forgetStarts says that nothing is here any more of a layer: whoever starts is in need of
+// all again. s.mu is held.
+func (s *Store) forgetStarts(l image.Layer) {
+	for d, x := range s.starts {
+		if slices.ContainsFunc(x.layers, func(y image.Layer) bool { return y.MetaDigest == l.MetaDigest }) {
+			delete(s.starts, d)
+		}
+	}
+}
+
+func (s *Store) learn(digest string, layers []image.Layer, recorders map[string]*lazy.Recorder) error {
+	stop := func() trace.Trace {
+		t := trace.Trace{}
+		for d, r := range recorders {
+			for _, x := range r.Stop() {
+				t[d] = append(t[d], trace.Range(x))
+			}
+		}
+		return t
+	}
+	known, err := s.LoadTrace(s.closing, digest)
+	if err != nil || known != nil {
+		stop()
+		if err == nil {
+			err = s.Warm(s.closing, layers, false, known.First(replayMax), nil)
+		}
+		return err
+	}
+	timer := time.NewTimer(s.traceTime)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-s.closing.Done(): // half a trace is none
+		stop()
+		return nil
+	}
+	return trace.Put(s.closing, s.objects, digest, stop())
 }
 
 // LoadTrace returns what an earlier start of an image read; nil if that is not known.

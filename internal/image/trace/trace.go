@@ -5,9 +5,11 @@ package trace
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 
 	"dsec/api/v1/errs"
@@ -29,6 +31,32 @@ type Range struct {
 
 // Trace is what was read, in order, by data blob.
 type Trace map[string][]Range
+
+// First returns a trace of what was read first, up to so many bytes.
+func (t Trace) First(limit int64) Trace {
+	type read struct {
+		blob string
+		Range
+	}
+	var all []read
+	for d, list := range t {
+		for _, r := range list {
+			all = append(all, read{d, r})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b read) int {
+		return cmp.Or(cmp.Compare(a.AtMS, b.AtMS), strings.Compare(a.blob, b.blob))
+	})
+	out := Trace{}
+	for _, r := range all {
+		if r.Len <= 0 || r.Len > limit {
+			break
+		}
+		limit -= r.Len
+		out[r.blob] = append(out[r.blob], r.Range)
+	}
+	return out
+}
 
 func key(image string) string { return prefix + strings.TrimPrefix(image, "sha256:") }
 

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unsafe"
 
 	"dsec/api/v1/errs"
 
@@ -182,29 +183,81 @@ func (d *Dir) makeDirs(dir string) error {
 	return nil
 }
 
+// What is at least this long is written past the page cache where the file system can do
+// that: it is synced anyway, and rarely read soon (five times the speed of writing and
+// syncing on the reference machine).
+const directMin = 1 << 20
+
 func copyExactly(ctx context.Context, f *os.File, key string, size int64, r io.Reader) error {
-	buf := make([]byte, min(max(size, 1), 1<<20))
+	buf := alignedBuffer(int(min(max(size, 1), 4<<20)))
+	direct := size >= directMin && setDirect(f, true) == nil
+	write := func(p []byte) error {
+		if whole := len(p) &^ (directAlign - 1); direct && whole > 0 {
+			_, err := f.Write(p[:whole])
+			switch {
+			case err == nil:
+				p = p[whole:]
+			case !errors.Is(err, unix.EINVAL):
+				return err
+			} // else it takes the flag and not the write
+		}
+		if len(p) == 0 {
+			return nil
+		}
+		if direct {
+			direct = false
+			if err := setDirect(f, false); err != nil {
+				return err
+			}
+		}
+		_, err := f.Write(p)
+		return err
+	}
 	for left := size; ; {
 		if err := ctx.Err(); err != nil {
 			return errs.Wrap(errs.StoreUnavailable, phase, "put object "+key, err)
 		}
-		n, err := r.Read(buf)
+		n, err := io.ReadFull(r, buf)
 		if int64(n) > left {
 			return wrongSize(key, size, true)
 		}
-		if _, werr := f.Write(buf[:n]); werr != nil {
+		if werr := write(buf[:n]); werr != nil {
 			return fileError("write object "+key, key, werr)
 		}
 		left -= int64(n)
 		switch {
-		case err == io.EOF && left > 0:
-			return wrongSize(key, size, false)
-		case err == io.EOF:
-			return nil
-		case err != nil:
+		case err == nil:
+		case err != io.EOF && err != io.ErrUnexpectedEOF:
 			return errs.Wrap(errs.InternalError, phase, "read what to put as object "+key, err)
+		case left > 0:
+			return wrongSize(key, size, false)
+		default:
+			return nil
 		}
 	}
+}
+
+// directAlign is what memory, offset and length of a write past the page cache are
+// multiples of: no block size in use is larger.
+const directAlign = 4 << 10
+
+// alignedBuffer returns n bytes that begin at a multiple of directAlign.
+func alignedBuffer(n int) []byte {
+	b := make([]byte, n+directAlign)
+	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) & (directAlign - 1))
+	return b[skip : skip+n : skip+n]
+}
+
+func setDirect(f *os.File, on bool) error {
+	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	if err != nil {
+		return err
+	}
+	if flags &^= unix.O_DIRECT; on {
+		flags |= unix.O_DIRECT
+	}
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags)
+	return err
 }
 
 // Get implements [Store].

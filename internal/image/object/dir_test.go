@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"dsec/api/v1/errs"
@@ -218,4 +220,51 @@ func FuzzCheckKey(f *testing.F) {
 			t.Error(err)
 		}
 	})
+}
+
+// Large objects are written past the page cache, but for what is not whole blocks.
+func TestLargeObjectsAreWhole(t *testing.T) {
+	t.Parallel()
+	for _, dir := range []string{t.TempDir(), memoryDir(t)} {
+		s, err := object.OpenDir(t.Context(), dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, size := range []int64{1<<20 - 1, 1 << 20, 1<<20 + 1, 4 << 20, 4<<20 + 4096, 4<<20 + 4097, 9<<20 - 5, 12 << 20} {
+			want := make([]byte, size)
+			rand.NewChaCha8([32]byte{byte(size)}).Read(want)
+			key := fmt.Sprintf("pack/%d", size)
+			// In pieces that are no blocks, as from a network.
+			if err := s.Put(t.Context(), key, size, iotest.HalfReader(bytes.NewReader(want))); err != nil {
+				t.Fatal(err)
+			}
+			got, err := object.ReadAll(t.Context(), s, key, 0, -1, size)
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%d bytes in %s: %d, %v", size, dir, len(got), err)
+			}
+			for _, wrong := range []int64{size - 1, size + 1} {
+				if err := s.Put(t.Context(), key+"x", wrong, bytes.NewReader(want)); err == nil {
+					t.Errorf("%d bytes were taken for %d", size, wrong)
+				}
+			}
+		}
+		if err := s.List(t.Context(), "", func(i object.Info) error {
+			if strings.HasSuffix(i.Key, "x") {
+				t.Errorf("%s is there", i.Key)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func memoryDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "dsec-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }

@@ -256,14 +256,14 @@ func TestStartsLearnFromEachOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start := func(name string) (s *Store, root string) {
+	start := func(name string) (s *Store, m *Mounts, release func(), root string) {
 		t.Helper()
 		s, err := Open(t.Context(), dir+"/"+name, Options{Objects: objects, TraceTime: 200 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { s.Close() })
-		m := NewMounts(s, time.Hour)
+		m = NewMounts(s, time.Hour)
 		t.Cleanup(m.Close)
 		fd, release, err := m.Acquire(t.Context(), img.Layers[0])
 		if err != nil {
@@ -271,7 +271,7 @@ func TestStartsLearnFromEachOther(t *testing.T) {
 		}
 		t.Cleanup(release)
 		s.Started(img.Digest, img.Layers)
-		return s, fmt.Sprintf("/proc/self/fd/%d/", fd)
+		return s, m, release, fmt.Sprintf("/proc/self/fd/%d/", fd)
 	}
 	cached := func(s *Store) int64 { return s.Cached(img.Layers)[0].Cached }
 	until := func(what string, ok func() bool) {
@@ -282,7 +282,7 @@ func TestStartsLearnFromEachOther(t *testing.T) {
 			}
 		}
 	}
-	two, root := start("two")
+	two, _, _, root := start("two")
 	if _, err := os.ReadFile(root + "a"); err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +290,7 @@ func TestStartsLearnFromEachOther(t *testing.T) {
 		tr, err := two.LoadTrace(t.Context(), img.Digest)
 		return err == nil && len(tr[img.Layers[0].DataDigest]) > 0
 	})
-	three, root := start("three")
+	three, m, release, root := start("three")
 	until("nothing was fetched in advance", func() bool { return cached(three) >= 300<<10 })
 	if got, err := os.ReadFile(root + "a"); err != nil || string(got) != files["a"] {
 		t.Errorf("%d bytes, %v", len(got), err)
@@ -298,15 +298,22 @@ func TestStartsLearnFromEachOther(t *testing.T) {
 	if n := cached(three); n > 1<<20 {
 		t.Errorf("%d bytes are here, but only a was read", n)
 	}
-	// Nothing is fetched or learnt again within the minute, unless the layer was dropped.
-	three.mu.Lock()
-	n := len(three.starts)
-	three.forgetStarts(img.Layers[0])
-	left := len(three.starts)
-	three.mu.Unlock()
-	if n != 1 || left != 0 {
-		t.Errorf("%d starts are known, and %d after the layer was dropped", n, left)
+	// It may be dropped though it is being fetched, and is fetched again then.
+	release()
+	m.Forget(img.Layers[0])
+	if err := three.Drop(img.Layers[0]); err != nil {
+		t.Fatal(err)
 	}
+	if n := cached(three); n != 0 {
+		t.Errorf("%d bytes are here after the layer was dropped", n)
+	}
+	_, release, err = m.Acquire(t.Context(), img.Layers[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	three.Started(img.Digest, img.Layers)
+	until("nothing was fetched again", func() bool { return cached(three) >= 300<<10 })
 }
 
 func TestALayerOfNoObjectStoreIsRefused(t *testing.T) {

@@ -94,6 +94,7 @@ type node struct {
 	control    *control.Control
 	objects    object.Store
 	metrics    *prometheus.Registry
+	reads      *edge.Reads
 	keepers    *keeper.Client
 	images     *imagestore.Store
 	layers     *local.Images
@@ -311,7 +312,7 @@ func (n *node) edgeConfig(backends []backend.Backend) edge.Config {
 	}
 	_, memory, _ := memoryInfo()
 	return edge.Config{
-		Dir: n.path("edge"), Listen: listen, Hostname: host, Version: n.opts.Version, Backends: backends, Images: n.layers,
+		Dir: n.path("edge"), Listen: listen, Hostname: host, Version: n.opts.Version, Backends: backends, Images: n.layers, Reads: n.reads,
 		Cluster: cluster{n.control.Store()},
 		Capacity: v1.Resources{
 			Slots: n.opts.Slots, CPUMillis: int64(float64(runtime.NumCPU()) * 1000 * n.opts.CPUOvercommit),

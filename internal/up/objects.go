@@ -94,10 +94,14 @@ func (n *node) openImages(ctx context.Context) (err error) {
 	if n.keepers, err = keeper.Start(ctx, cfg); err != nil {
 		return fmt.Errorf("start the keepers: %w", err)
 	}
+	readAhead := n.opts.ReadAhead
+	if readAhead == 0 {
+		readAhead = -1
+	}
 	group := cgroup.NameOf(n.opts.Data)
 	n.reads = edge.NewReads(func(pid int) (string, bool) { return cgroup.Member(pid, group) }, time.Now)
 	n.images, err = imagestore.Open(ctx, n.path(imagesDir), imagestore.Options{
-		Objects: n.objects, Log: n.opts.Log, Lazy: lazy.Options{Limit: n.opts.ImageCache, Holder: n.keepers, OnRead: func(r lazy.Read) {
+		Objects: n.objects, Log: n.opts.Log, Lazy: lazy.Options{Mode: n.opts.Loading, Readahead: readAhead, Limit: n.opts.ImageCache, Holder: n.keepers, OnRead: func(r lazy.Read) {
 			n.reads.Note(r.PID, r.Len, r.Fetched, r.Wait)
 		}},
 	})

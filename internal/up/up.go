@@ -37,6 +37,7 @@ import (
 	"dsec/internal/doctor"
 	"dsec/internal/edge"
 	"dsec/internal/edge/local"
+	"dsec/internal/image/lazy"
 	"dsec/internal/image/object"
 	imagestore "dsec/internal/image/store"
 	"dsec/internal/keeper"
@@ -58,8 +59,10 @@ type Options struct {
 	ReserveMemory    int64 // bytes that must be free for another sandbox to be admitted
 	ReserveDisk      int64
 
-	Objects    Objects // where images are kept
-	ImageCache int64   // bytes of image data that this node keeps of them; 0: no limit
+	Objects    Objects   // where images are kept
+	Loading    lazy.Mode // how image data is loaded on demand
+	ReadAhead  int64     // bytes of it fetched ahead of a reader, at most; 0: none
+	ImageCache int64     // bytes of image data that this node keeps of them; 0: no limit
 }
 
 // Defaults of Options: limits are not reservations, agents wait most of the time, and
@@ -70,6 +73,7 @@ const (
 	DefaultSlots            = 4000
 	DefaultCPUOvercommit    = 2000
 	DefaultMemoryOvercommit = 100
+	DefaultReadAhead        = 4 << 20
 	DefaultReserveMemory    = 512 << 20
 	DefaultReserveDisk      = 1 << 30
 )

@@ -38,6 +38,7 @@ type Bed struct {
 // Options of a Bed; the zero value works.
 type Options struct {
 	Flags []string // of up
+	Env   []string // NAME=VALUE, of all that runs, too
 	// Prepare is called with the data directory, which is empty, before the server starts;
 	// what it returns is called after the server's end and the audit.
 	Prepare func(data string) (undo func() error, err error)
@@ -65,6 +66,7 @@ func Open(ctx context.Context, o Options) (b *Bed, close func() error, err error
 			b.env = append(b.env, kv)
 		}
 	}
+	b.env = append(b.env, o.Env...)
 	b.env = append(b.env, "XDG_CONFIG_HOME="+filepath.Join(dir, "config"))
 	undo := func() error { return nil }
 	if err := os.Mkdir(b.Data, 0o700); err != nil {

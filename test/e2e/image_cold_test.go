@@ -165,7 +165,19 @@ func TestAReadFromALostStoreFails(t *testing.T) {
 // keeper: readers wait for the next server, and see every byte as it is.
 func TestReadersOutliveTheServerAndAKeeper(t *testing.T) {
 	t.Parallel()
-	b := bed.New(t, bed.Options{NoImage: true, Flags: []string{"--store-rate", fmt.Sprint(8 << 20)}})
+	for _, loading := range []string{"fanotify", "fuse"} {
+		t.Run(loading, func(t *testing.T) {
+			t.Parallel()
+			readersOutlive(t, loading)
+		})
+	}
+}
+
+func readersOutlive(t *testing.T, loading string) {
+	b := bed.New(t, bed.Options{NoImage: true, Flags: []string{"--store-rate", fmt.Sprint(8 << 20), "--image-loading", loading}})
+	if out := b.Log(); !strings.Contains(out, "mode="+loading) {
+		t.Fatalf("it is not loaded by %s:\n%s", loading, out)
+	}
 	sums := noisy(t, b, "load", 12, 2<<20)
 	b.Must(t, "down", "--data", b.Data, "--keep")
 	forgetImages(t, b)

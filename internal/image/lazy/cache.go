@@ -61,6 +61,9 @@ const (
 	FUSE     Mode = "fuse"
 )
 
+// Modes are all there are.
+func Modes() []Mode { return []Mode{Auto, Fanotify, FUSE} }
+
 // Read is one read of a blob, for Options.OnRead.
 type Read struct {
 	Digest  string

@@ -88,3 +88,6 @@ type EdgeKeep struct {
 	Images []string `json:"images"` // digests
 	Layers []string `json:"layers"` // metadata digests
 }
+
+// DefaultCollapse is the size below which neighbouring layers are merged, in bytes.
+const DefaultCollapse = 16 << 20

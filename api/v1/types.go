@@ -19,6 +19,7 @@ type Image struct {
 	Bytes     int64       `json:"bytes" doc:"Of file contents."`
 	Files     int64       `json:"files"`
 	Layers    []Layer     `json:"layers"`
+	Made      []Layer     `json:"made,omitempty" doc:"Layers that the image was made of, if some were merged since. The digest is over these; they need not exist any more."`
 	Config    ImageConfig `json:"config"`
 	Parts     []ImagePart `json:"parts,omitempty" doc:"Images that a sandbox's was composed of, lowest first."`
 	Snapshot  *Snapshot   `json:"snapshot,omitempty" doc:"Where it is from, if it was made of a sandbox."`
@@ -353,6 +354,13 @@ type EdgeSnapshot struct {
 	LeaveOut []string     `json:"leave_out,omitempty"`
 	Plain    bool         `json:"plain,omitempty"` // an image that belongs to no lineage
 	Config   *ImageConfig `json:"config,omitempty"`
+}
+
+// EdgeCollapse is what the apiserver asks an edge for. It travels in aether/msg.Document.
+type EdgeCollapse struct {
+	Image Image `json:"image"`
+	Below int64 `json:"below"` // neighbours that are both smaller are merged
+	Least int   `json:"least"` // if the image then has so many layers less
 }
 
 // EdgePush is what the apiserver asks an edge for. It travels in aether/msg.Document.

@@ -20,7 +20,7 @@ func (a *app) imageCmd() *cobra.Command {
 		Example: "  dsec image import debian ./debian.tar\n  dsec image build debian -f images/debian-python/recipe.yaml\n  dsec image ls",
 	}
 	cmd.AddCommand(a.imageImportCmd(), a.imagePullCmd(), a.imagePushCmd(), a.imageExportCmd(), a.imageBuildCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd(),
-		a.imageDuCmd(), a.imageWarmCmd(), a.imageEvictCmd(), a.imageGCCmd())
+		a.imageDuCmd(), a.imageWarmCmd(), a.imageEvictCmd(), a.imageCollapseCmd(), a.imageGCCmd())
 	return cmd
 }
 

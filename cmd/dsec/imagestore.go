@@ -157,6 +157,47 @@ seconds, in that order; with --all everything. Without it the data comes when it
 	return cmd
 }
 
+func (a *app) imageCollapseCmd() *cobra.Command {
+	var o client.CollapseOptions
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "collapse NAME", Short: "Merge small neighbouring layers of an image",
+		Long: `Collapse merges layers that snapshots made, where neighbours are both smaller than --below
+(metadata and data, before compression), on a node that has the image. Its name, digest and
+contents stay, and so does what was made on it. Sandboxes that run keep the layers that they
+have; 'dsec image gc' removes those that nothing needs an hour later. The server does this by
+itself for images that lose eight layers or more ('dsec up --collapse-below').`,
+		Example: "  dsec image collapse snap:step-40\n  dsec image collapse --below 64MiB snap:step-40",
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeImages(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.Below < 1 {
+				return usagef("--below must be 1 byte or more")
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			bar := a.progress("collapse "+args[0], 0, true)
+			defer bar.end()
+			o.Progress = func(p v1.ImageProgress) { bar.step(p.Phase, p.Done, p.Total) }
+			img, err := c.CollapseImage(cmd.Context(), args[0], o)
+			bar.end()
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return a.json(img)
+			}
+			_, err = fmt.Fprintf(a.stdout, "%s: %s, made of %d\n", img.Name, count(len(img.Layers), "layer"), max(len(img.Made), len(img.Layers)))
+			return err
+		},
+	}
+	o.Below = v1.DefaultCollapse
+	cmd.Flags().Var((*bytesValue)(&o.Below), "below", "merge neighbours that are both smaller")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the image as JSON")
+	return cmd
+}
+
 func (a *app) imageEvictCmd() *cobra.Command {
 	var node string
 	var asJSON bool

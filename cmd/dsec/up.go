@@ -105,6 +105,7 @@ same data directory takes them over. 'dsec down' removes them.`,
 	fl.Var(newDuration(&f.opts.Objects.Latency), "store-latency", "delay each operation of the store, for tests")
 	size(&f.opts.Objects.Rate, "store-rate", 0, "bytes per second that pass to and from the store, for tests (default no limit)")
 	size(&f.opts.ImageCache, "image-cache", 0, "image data that this machine keeps of the store (default no limit)")
+	size(&f.opts.Collapse, "collapse-below", v1.DefaultCollapse, "merge neighbouring layers of images that are both smaller, in the background; 0: never")
 	size(&f.opts.ReserveMemory, "reserve-memory", up.DefaultReserveMemory, "memory that must be free for another sandbox to be admitted")
 	size(&f.opts.ReserveDisk, "reserve-disk", up.DefaultReserveDisk, "disk that must be free for another sandbox to be admitted")
 	return c
@@ -316,7 +317,8 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 		"--cpu-overcommit", fmt.Sprint(f.opts.CPUOvercommit), "--memory-overcommit", fmt.Sprint(f.opts.MemoryOvercommit),
 		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk)}
 	args = append(args, "--store", f.opts.Objects.Store, "--store-endpoint", f.opts.Objects.Endpoint, "--store-region", f.opts.Objects.Region,
-		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache))
+		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache),
+		"--collapse-below", fmt.Sprint(f.opts.Collapse))
 	if f.insecure {
 		args = append(args, "--insecure")
 	}

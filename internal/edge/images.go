@@ -72,6 +72,39 @@ func (e *Edge) serveImageWarm(ctx context.Context, s *aether.Stream) (aether.Mes
 	return document(last)
 }
 
+// serveImageCollapse merges small layers of an image. One image is at work at a time; others
+// wait for their turn. Whoever asked and goes away, and the edge's end, end it.
+func (e *Edge) serveImageCollapse(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	req, err := asked[v1.EdgeCollapse](s)
+	if err != nil {
+		return nil, err
+	}
+	ctx, end, tell := teller(ctx, s)
+	defer end()
+	select {
+	case e.merging <- struct{}{}:
+		defer func() { <-e.merging }()
+	case <-e.stop:
+		return nil, errs.New(errs.RequestCanceled, "image.collapse", "the edge is going down")
+	case <-ctx.Done():
+		return nil, errs.Wrap(errs.RequestCanceled, "image.collapse", "wait for another image's layers to be merged", ctx.Err())
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-e.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	img, err := e.cfg.Images.Collapse(ctx, &req.Image, req.Below, req.Least, tell)
+	if err != nil {
+		return nil, err
+	}
+	return document(img)
+}
+
 func (e *Edge) serveImageEvict(_ context.Context, _ *aether.Stream, d *msg.Document) (*msg.Document, error) {
 	var layers []v1.Layer
 	if err := decode(d, &layers); err != nil {

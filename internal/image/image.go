@@ -10,13 +10,16 @@ const (
 
 // Image describes a stored image. Names are not part of it: the catalogue has them.
 type Image struct {
-	Digest        string   `json:"digest"` // "sha256:…" over what the image is: not the time, nor where it is
-	CreatedUnixMS int64    `json:"created_unix_ms"`
-	SizeBytes     int64    `json:"size_bytes"` // on disk, all layers
-	Files         int64    `json:"files"`      // entries, all layers
-	Layers        []Layer  `json:"layers"`     // lowest first
-	Config        Config   `json:"config"`
-	Notes         []string `json:"notes,omitempty"` // what the import left out, and why
+	Digest        string  `json:"digest"` // "sha256:…" over what the image is: not the time, nor where it is
+	CreatedUnixMS int64   `json:"created_unix_ms"`
+	SizeBytes     int64   `json:"size_bytes"` // on disk, all layers
+	Files         int64   `json:"files"`      // entries, all layers
+	Layers        []Layer `json:"layers"`     // lowest first
+	// Made are the layers that the image was made of, if some were merged since; the digest is over these.
+	Made []Layer `json:"made,omitempty"`
+
+	Config Config   `json:"config"`
+	Notes  []string `json:"notes,omitempty"` // what the import left out, and why
 
 	Snapshot *Snapshot `json:"snapshot,omitempty"` // if it was made of a sandbox
 }

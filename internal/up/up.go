@@ -59,6 +59,7 @@ type Options struct {
 	ReserveDisk      int64
 
 	Objects    Objects // where images are kept
+	Collapse   int64   // small layers are merged if they are smaller; 0: never
 	ImageCache int64   // bytes of image data that this node keeps of them; 0: no limit
 }
 
@@ -222,7 +223,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	n.control, err = control.Start(ctx, control.Config{
 		Listen: n.opts.Listen, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
 		Objects: control.Objects{Store: n.objects, Name: o.name(n.opts.Data), Own: o.Store == "", Behind: o.behind(n.opts.Data)},
-		Metrics: n.metrics, Log: n.opts.Log, Version: n.opts.Version,
+		Metrics: n.metrics, Log: n.opts.Log, Version: n.opts.Version, CollapseBelow: n.opts.Collapse,
 	})
 	if errors.Is(err, errs.DataCorrupt) {
 		return "", corrupt(err, "it holds tokens, image names and claims of idempotency keys, which are lost; sandboxes and image contents are not: 'mv %[1]s/etcd %[1]s/etcd.damaged', then 'dsec up'", n.opts.Data)

@@ -19,6 +19,7 @@ const maxLayers = 256
 // and all add to the environment.
 func (c *catalog) compose(spec *v1.Spec) (*v1.Image, error) {
 	base, err := c.resolve(spec.Image)
+	base.Made = nil // who makes sandboxes has no use for it
 	if err != nil || spec.Workspace == "" && len(spec.Toolkits) == 0 {
 		return &base, err
 	}

@@ -85,7 +85,7 @@ func (i *Images) shorten(ctx context.Context, c snapshot.Chain, l image.Layer) (
 		plan = snapshot.Policy{Keep: keep, Small: smallLayer, Layers: max(shortChain, keep+1)}.Plan(c)
 	}
 	for _, r := range slices.Backward(plan) { // the highest first: the others' numbers stay as they are
-		flat, err := i.flatten(ctx, c[r.From:r.To].Layers(), r.From == 0)
+		flat, err := i.flatten(ctx, c[r.From:r.To].Layers(), r.From == 0, nil)
 		if err != nil {
 			return nil, release, err
 		}
@@ -98,14 +98,14 @@ func (i *Images) shorten(ctx context.Context, c snapshot.Chain, l image.Layer) (
 }
 
 // flatten stores the layers, lowest first, as one.
-func (i *Images) flatten(ctx context.Context, layers []image.Layer, bottom bool) (image.Layer, error) {
+func (i *Images) flatten(ctx context.Context, layers []image.Layer, bottom bool, progress func(bytes, entries int64)) (image.Layer, error) {
 	fds, release, err := i.acquire(ctx, layers)
 	defer release()
 	if err != nil {
 		return image.Layer{}, err
 	}
 	return i.store.AddLayer(ctx, image.KindDiff, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
-		res, _, err := snapshot.Flatten(ctx, snapshot.FlattenOptions{Layers: fds, Bottom: bottom, Blob: data, Meta: meta})
+		res, _, err := snapshot.Flatten(ctx, snapshot.FlattenOptions{Layers: fds, Bottom: bottom, Blob: data, Meta: meta, Progress: progress})
 		return res, err
 	})
 }

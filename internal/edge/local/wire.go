@@ -13,7 +13,7 @@ func wire(img image.Image) v1.Image {
 		Digest: img.Digest, CreatedAt: time.UnixMilli(img.CreatedUnixMS).UTC(), Bytes: img.SizeBytes, Files: img.Files,
 		Config: v1.ImageConfig(img.Config),
 	}
-	out.Layers = wireLayers(img.Layers)
+	out.Layers, out.Made = wireLayers(img.Layers), wireLayers(img.Made)
 	if img.Snapshot != nil {
 		s := v1.Snapshot(*img.Snapshot)
 		out.Snapshot = &s
@@ -37,6 +37,9 @@ func unwire(img *v1.Image) image.Image {
 	out := image.Image{
 		Digest: img.Digest, CreatedUnixMS: img.CreatedAt.UnixMilli(), SizeBytes: img.Bytes, Files: img.Files, Layers: layers(img),
 		Config: image.Config(img.Config),
+	}
+	if img.Made != nil {
+		out.Made = layers(&v1.Image{Layers: img.Made})
 	}
 	if img.Snapshot != nil {
 		s := image.Snapshot(*img.Snapshot)

@@ -29,6 +29,7 @@ type Image struct {
 type Snapshot struct {
 	Source    string            `json:"source" doc:"Id of the sandbox."`
 	Parents   []string          `json:"parents" doc:"Digests of the images it was made on: of what the sandbox was composed of, the base first, or the sandbox's last snapshot."`
+	Parts     []ImagePart       `json:"parts,omitempty" doc:"Images that the sandbox was composed of, lowest first, if of several: their layers are the lowest here."`
 	Labels    map[string]string `json:"labels,omitempty" doc:"Of the sandbox: a sandbox that is made of the snapshot has them too, unless its own say otherwise."`
 	Temporary bool              `json:"temporary,omitempty" doc:"It serves a fork and goes with the last child."`
 	Entries   int64             `json:"entries" doc:"Names that the newest layer has, of removed files too."`
@@ -59,9 +60,19 @@ const (
 
 // ImagePart is one image of a composition.
 type ImagePart struct {
-	Kind   string `json:"kind" enum:"base,workspace,toolkit"`
-	Name   string `json:"name,omitempty"`
-	Digest string `json:"digest"`
+	Kind   string  `json:"kind" enum:"base,workspace,toolkit"`
+	Name   string  `json:"name,omitempty"`
+	Digest string  `json:"digest"`
+	Layers []Layer `json:"layers,omitempty" doc:"Of an image: the part's as it was composed, lowest first. A layer that a higher part has, too, is there only."`
+}
+
+// WithoutLayers returns parts by name alone.
+func WithoutLayers(parts []ImagePart) []ImagePart {
+	parts = slices.Clone(parts)
+	for n := range parts {
+		parts[n].Layers = nil
+	}
+	return parts
 }
 
 // Digests returns those of all images that i is composed of: its own if of one alone.

@@ -198,7 +198,11 @@ func (a *app) printImage(img *client.Image) error {
 	}
 	if s := img.Snapshot; s != nil {
 		rows = append(rows,
-			[]string{"snapshot of", s.Source}, []string{"made on", strings.Join(s.Parents, " ")},
+			[]string{"snapshot of", s.Source}, []string{"made on", strings.Join(s.Parents, " ")})
+		for _, p := range s.Parts {
+			rows = append(rows, []string{"composed of", p.Kind + " " + orDash(p.Name) + " " + p.Digest})
+		}
+		rows = append(rows,
 			[]string{"changed", fmt.Sprintf("%d names, %s", s.Entries, size(s.Bytes))}, []string{"sandbox's labels", pairs(s.Labels)})
 		if s.Omitted > 0 {
 			rows = append(rows, []string{"left out", fmt.Sprintf("%d: %s", s.Omitted, strings.Join(s.LeftOut, " "))})

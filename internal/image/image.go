@@ -28,6 +28,7 @@ type Image struct {
 type Snapshot struct {
 	Source    string            `json:"source"`              // the sandbox's id
 	Parents   []string          `json:"parents"`             // digests of images
+	Parts     []Part            `json:"parts,omitempty"`     // that the sandbox was composed of, the base first; none: of one image
 	Labels    map[string]string `json:"labels,omitempty"`    // the sandbox's
 	Temporary bool              `json:"temporary,omitempty"` // goes with the last sandbox that uses it
 	Entries   int64             `json:"entries"`             // of the newest layer
@@ -35,6 +36,14 @@ type Snapshot struct {
 	LeftOut   []string          `json:"left_out,omitempty"` // paths, the first hundred
 	Omitted   int64             `json:"left_out_count,omitempty"`
 	Notes     []string          `json:"notes,omitempty"`
+}
+
+// Part is one image of a composition, with its layers as they were in it.
+type Part struct {
+	Kind   string  `json:"kind"`
+	Name   string  `json:"name,omitempty"`
+	Digest string  `json:"digest"`
+	Layers []Layer `json:"layers,omitempty"` // lowest first, not where they are
 }
 
 // Layer is one read-only layer: a metadata blob and, unless everything fits in

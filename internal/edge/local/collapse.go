@@ -24,8 +24,8 @@ func (i *Images) Collapse(ctx context.Context, img *v1.Image, below int64, least
 		return v1.Image{}, errs.New(errs.BadRequest, collapsePhase, "a composition is in no catalogue: collapse the images that it is made of")
 	}
 	old := unwire(img)
-	chain := chainOf(old.Layers)
-	if err := chain.Check(); err != nil {
+	chain, err := checked(img)
+	if err != nil {
 		return v1.Image{}, err
 	}
 	plan := snapshot.Policy{Keep: shared(old.Layers), Small: below}.Plan(chain)

@@ -82,10 +82,8 @@ func (i *Images) Ready(img *v1.Image) error {
 			return err
 		}
 	}
-	if len(img.Parts) > 0 {
-		return nil
-	}
-	return chainOf(list).Check()
+	_, err := checked(img)
+	return err
 }
 
 // Has implements edge.Images.

@@ -16,6 +16,7 @@ type Image struct {
 	Name      string      `json:"name,omitempty"`
 	Digest    string      `json:"digest" doc:"sha256 of the manifest."`
 	CreatedAt time.Time   `json:"created_at"`
+	UsedAt    *time.Time  `json:"used_at,omitempty" doc:"Of what builds keep for later ones: when a build last made or used it, to the hour."`
 	Bytes     int64       `json:"bytes" doc:"Of file contents."`
 	Files     int64       `json:"files"`
 	Layers    []Layer     `json:"layers"`
@@ -37,6 +38,17 @@ type Snapshot struct {
 	LeftOut   []string          `json:"left_out,omitempty" doc:"Paths that were left out, the first hundred."`
 	Omitted   int64             `json:"left_out_count,omitempty" doc:"How many there are."`
 	Notes     []string          `json:"notes,omitempty" doc:"What could not be kept as it was."`
+}
+
+// Prefixes of the names of images that builds keep for later ones.
+const (
+	BuildBasePrefix = "build-base:" // what a recipe starts from
+	BuildStepPrefix = "build-step:" // the result of a step
+)
+
+// KeptByBuild tells whether an image of that name is kept by a build.
+func KeptByBuild(name string) bool {
+	return strings.HasPrefix(name, BuildBasePrefix) || strings.HasPrefix(name, BuildStepPrefix)
 }
 
 // SnapshotPrefix begins the names of snapshots in the catalogue.

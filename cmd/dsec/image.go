@@ -104,7 +104,7 @@ func (a *app) imageLsCmd() *cobra.Command {
 			}
 			if !all {
 				images = slices.DeleteFunc(images, func(img client.Image) bool {
-					return strings.HasPrefix(img.Name, v1.SnapshotPrefix) || strings.HasPrefix(img.Name, baseImage) || strings.HasPrefix(img.Name, stepImage)
+					return strings.HasPrefix(img.Name, v1.SnapshotPrefix) || v1.KeptByBuild(img.Name)
 				})
 			}
 			switch {

@@ -43,6 +43,16 @@ together with other images (SHARED), both compressed, and what all nodes have of
 				return err
 			}
 			_, err = fmt.Fprintf(a.stdout, "object store: %s\n", size(u.StoredBytes))
+			if b := u.Builds; b.Images > 0 && err == nil {
+				limit, until := "no limit", "for ever"
+				if b.LimitBytes > 0 {
+					limit = "at most " + size(b.LimitBytes)
+				}
+				if b.AgeSeconds > 0 {
+					until = "for " + (time.Duration(b.AgeSeconds) * time.Second).String()
+				}
+				_, err = fmt.Fprintf(a.stdout, "kept by builds: %s, %s (%s; %s without use)\n", count(b.Images, "image"), size(b.Bytes), limit, until)
+			}
 			for _, n := range u.Nodes {
 				limit := "no limit"
 				if n.LimitBytes > 0 {
@@ -67,16 +77,21 @@ func (a *app) imageGCCmd() *cobra.Command {
 		Long: `Gc removes from the object store, and then from the nodes, what no image of the catalogue
 and no sandbox needs, as the server does by itself every hour. What is found unneeded is
 marked in one pass, and deleted two passes later: at once where the store's listings are
-never behind (a local disk, S3), else in the passes of the next hours.`,
+never behind (a local disk, S3), else in the passes of the next hours.
+
+First of all it removes images that builds keep for later ones (build-base:…, build-step:…), where
+nothing needs them: those that no build used for long ('dsec up --build-cache-age'), and the longest unused
+while they are too large together ('--build-cache').`,
 		Example: "  dsec image gc\n  dsec image gc --grace 0", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			var deleted, rewritten int
+			var deleted, rewritten, builds int
 			last, err := c.CollectImages(cmd.Context(), grace, func(r v1.CollectReport) {
 				deleted += r.Deleted
+				builds += r.Builds
 				rewritten += r.Rewritten
 				if asJSON {
 					_ = a.jsonLine(r) // a broken stdout shows at the last line's error, too
@@ -89,6 +104,9 @@ never behind (a local disk, S3), else in the passes of the next hours.`,
 			}
 			for _, d := range last.Damaged {
 				fmt.Fprintf(a.stderr, "dsec: %s cannot be read, and images need it: import them again\n", d)
+			}
+			if builds > 0 {
+				fmt.Fprintf(a.stderr, "%s of earlier builds removed\n", count(builds, "image"))
 			}
 			_, err = fmt.Fprintf(a.stdout, "%s deleted, %d rewritten, %s waiting\n", count(deleted, "object"), rewritten, count(last.Waiting, "condemnation"))
 			return err

@@ -105,6 +105,9 @@ same data directory takes them over. 'dsec down' removes them.`,
 	fl.Var(newDuration(&f.opts.Objects.Latency), "store-latency", "delay each operation of the store, for tests")
 	size(&f.opts.Objects.Rate, "store-rate", 0, "bytes per second that pass to and from the store, for tests (default no limit)")
 	size(&f.opts.ImageCache, "image-cache", 0, "image data that this machine keeps of the store (default no limit)")
+	size(&f.opts.BuildCache, "build-cache", up.DefaultBuildCache, "what builds keep for later ones, uncompressed; 0: no limit")
+	f.opts.BuildCacheAge = up.DefaultBuildCacheAge
+	fl.Var(newDuration(&f.opts.BuildCacheAge), "build-cache-age", "how long that stays without use; 0: for ever")
 	size(&f.opts.Collapse, "collapse-below", v1.DefaultCollapse, "merge neighbouring layers of images that are both smaller, in the background; 0: never")
 	size(&f.opts.ReserveMemory, "reserve-memory", up.DefaultReserveMemory, "memory that must be free for another sandbox to be admitted")
 	size(&f.opts.ReserveDisk, "reserve-disk", up.DefaultReserveDisk, "disk that must be free for another sandbox to be admitted")
@@ -318,7 +321,7 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk)}
 	args = append(args, "--store", f.opts.Objects.Store, "--store-endpoint", f.opts.Objects.Endpoint, "--store-region", f.opts.Objects.Region,
 		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache),
-		"--collapse-below", fmt.Sprint(f.opts.Collapse))
+		"--collapse-below", fmt.Sprint(f.opts.Collapse), "--build-cache", fmt.Sprint(f.opts.BuildCache), "--build-cache-age", f.opts.BuildCacheAge.String())
 	if f.insecure {
 		args = append(args, "--insecure")
 	}

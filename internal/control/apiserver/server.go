@@ -54,6 +54,10 @@ type Config struct {
 	BodyTimeout time.Duration
 	// CollectEvery is the time between collections of garbage; 0: an hour.
 	CollectEvery time.Duration
+	// BuildCacheAge and BuildCacheBytes bound what builds keep for later ones: how long it stays without
+	// use, and how much all of it may take. 0: no bound.
+	BuildCacheAge   time.Duration
+	BuildCacheBytes int64
 	// CollapseBelow is the size in bytes below which neighbouring layers are merged without
 	// being asked; 0: none are. CollapseEvery is the time between looks; 0: ten minutes.
 	CollapseBelow int64

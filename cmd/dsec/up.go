@@ -113,6 +113,10 @@ same data directory takes them over. 'dsec down' removes them.`,
 	fl.StringVar(&f.loading, "image-loading", "auto", "how image data is loaded on demand: auto, fanotify (Linux 6.14) or fuse")
 	c.RegisterFlagCompletionFunc("image-loading", cobra.FixedCompletions([]string{"auto", "fanotify", "fuse"}, cobra.ShellCompDirectiveNoFileComp))
 	size(&f.opts.ReadAhead, "image-read-ahead", up.DefaultReadAhead, "image data that is fetched ahead of a reader, at most; 0 is none")
+	size(&f.opts.BuildCache, "build-cache", up.DefaultBuildCache, "what builds keep for later ones, uncompressed; 0: no limit")
+	f.opts.BuildCacheAge = up.DefaultBuildCacheAge
+	fl.Var(newDuration(&f.opts.BuildCacheAge), "build-cache-age", "how long that stays without use; 0: for ever")
+	size(&f.opts.Collapse, "collapse-below", v1.DefaultCollapse, "merge neighbouring layers of images that are both smaller, in the background; 0: never")
 	size(&f.opts.ReserveMemory, "reserve-memory", up.DefaultReserveMemory, "memory that must be free for another sandbox to be admitted")
 	size(&f.opts.ReserveDisk, "reserve-disk", up.DefaultReserveDisk, "disk that must be free for another sandbox to be admitted")
 	return c
@@ -325,7 +329,8 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk)}
 	args = append(args, "--store", f.opts.Objects.Store, "--store-endpoint", f.opts.Objects.Endpoint, "--store-region", f.opts.Objects.Region,
 		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache),
-		"--image-loading", f.loading, "--image-read-ahead", fmt.Sprint(f.opts.ReadAhead))
+		"--image-loading", f.loading, "--image-read-ahead", fmt.Sprint(f.opts.ReadAhead),
+		"--collapse-below", fmt.Sprint(f.opts.Collapse), "--build-cache", fmt.Sprint(f.opts.BuildCache), "--build-cache-age", f.opts.BuildCacheAge.String())
 	if f.insecure {
 		args = append(args, "--insecure")
 	}

@@ -77,7 +77,7 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 	var cctx context.Context
 	cctx, s.cancel = context.WithCancel(ctx)
 	if req.Image != nil {
-		s.view.ImageDigest, s.view.Parts = req.Image.Digest, req.Image.Parts
+		s.view.ImageDigest, s.view.Parts = req.Image.Digest, v1.WithoutLayers(req.Image.Parts)
 	}
 	if ttl := req.Spec.MaxTTL.Duration(); ttl > 0 {
 		t := now.Add(ttl)

@@ -65,6 +65,9 @@ func (noImages) Export(context.Context, *v1.Image, string, io.Writer) error {
 func (noImages) Pack(context.Context, Pack) (v1.Image, error) {
 	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
 }
+func (noImages) Collapse(context.Context, *v1.Image, int64, int, func(v1.ImageProgress)) (v1.Image, error) {
+	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
+}
 func (noImages) Roots() ([]v1.Layer, error)     { return []v1.Layer{{MetaDigest: "own"}}, nil }
 func (noImages) Cache([]v1.Layer) v1.ImageCache { return v1.ImageCache{} }
 func (noImages) Warm(context.Context, *v1.Image, bool, func(done, total int64)) (bool, error) {

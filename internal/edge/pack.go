@@ -86,7 +86,7 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 		next := &snapshot.Seen{}
 		img, err := e.cfg.Images.Pack(ctx, Pack{
 			On: on, Config: config, Plain: p.plain,
-			About: v1.Snapshot{Source: v.ID, Parents: parentsOf(on), Labels: v.Spec.Labels, Temporary: p.temporary},
+			About: v1.Snapshot{Source: v.ID, Parents: parentsOf(on), Parts: partsOf(on), Labels: v.Spec.Labels, Temporary: p.temporary},
 			Write: func(data layer.Blob, meta io.Writer) (layer.Result, snapshot.Manifest, error) {
 				res, man, err := packer.Pack(ctx, backend.PackOptions{
 					Data: data, Meta: meta, LeaveOut: p.leaveOut, Since: since, Next: next,
@@ -124,6 +124,14 @@ func parentsOf(img *v1.Image) []string {
 		return img.Snapshot.Parents // it goes before the snapshot does
 	}
 	return img.Digests()
+}
+
+// partsOf are the images at the bottom of a snapshot of a sandbox of img, if there are several.
+func partsOf(img *v1.Image) []v1.ImagePart {
+	if len(img.Parts) == 0 && img.Snapshot != nil {
+		return img.Snapshot.Parts
+	}
+	return img.Parts
 }
 
 // configOf is the configuration by which a sandbox of the snapshot runs programs as the

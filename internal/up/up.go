@@ -59,10 +59,13 @@ type Options struct {
 	ReserveMemory    int64 // bytes that must be free for another sandbox to be admitted
 	ReserveDisk      int64
 
-	Objects    Objects   // where images are kept
-	Loading    lazy.Mode // how image data is loaded on demand
-	ReadAhead  int64     // bytes of it fetched ahead of a reader, at most; 0: none
-	ImageCache int64     // bytes of image data that this node keeps of them; 0: no limit
+	Objects       Objects       // where images are kept
+	Loading       lazy.Mode     // how image data is loaded on demand
+	ReadAhead     int64         // bytes of it fetched ahead of a reader, at most; 0: none
+	BuildCache    int64         // bytes of what builds keep for later ones; 0: no limit
+	BuildCacheAge time.Duration // how long that stays without use; 0: for ever
+	Collapse      int64         // small layers are merged if they are smaller; 0: never
+	ImageCache    int64         // bytes of image data that this node keeps of them; 0: no limit
 }
 
 // Defaults of Options: limits are not reservations, agents wait most of the time, and
@@ -76,6 +79,8 @@ const (
 	DefaultReadAhead        = 4 << 20
 	DefaultReserveMemory    = 512 << 20
 	DefaultReserveDisk      = 1 << 30
+	DefaultBuildCache       = 20 << 30
+	DefaultBuildCacheAge    = 14 * 24 * time.Hour
 )
 
 // Info says where a running node answers.
@@ -227,7 +232,8 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	n.control, err = control.Start(ctx, control.Config{
 		Listen: n.opts.Listen, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
 		Objects: control.Objects{Store: n.objects, Name: o.name(n.opts.Data), Own: o.Store == "", Behind: o.behind(n.opts.Data)},
-		Metrics: n.metrics, Log: n.opts.Log, Version: n.opts.Version,
+		Metrics: n.metrics, Log: n.opts.Log, Version: n.opts.Version, CollapseBelow: n.opts.Collapse,
+		BuildCacheAge: n.opts.BuildCacheAge, BuildCacheBytes: n.opts.BuildCache,
 	})
 	if errors.Is(err, errs.DataCorrupt) {
 		return "", corrupt(err, "it holds tokens, image names and claims of idempotency keys, which are lost; sandboxes and image contents are not: 'mv %[1]s/etcd %[1]s/etcd.damaged', then 'dsec up'", n.opts.Data)

@@ -35,8 +35,8 @@ func (s *Server) collectOften(ctx context.Context) {
 		case <-t.C:
 		}
 		err := s.collect(ctx, chunk.CollectOptions{}, func(r v1.CollectReport) error {
-			if r.Deleted > 0 || r.Condemned > 0 || len(r.Damaged) > 0 {
-				s.cfg.Log.Info("garbage of the object store", "condemned", r.Condemned, "bytes", r.CondemnedBytes, "deleted", r.Deleted, "damaged", r.Damaged)
+			if r.Builds > 0 || r.Deleted > 0 || r.Condemned > 0 || len(r.Damaged) > 0 {
+				s.cfg.Log.Info("garbage of the object store", "builds", r.Builds, "condemned", r.Condemned, "bytes", r.CondemnedBytes, "deleted", r.Deleted, "damaged", r.Damaged)
 			}
 			return nil
 		})
@@ -65,6 +65,10 @@ func (s *Server) collect(ctx context.Context, opts chunk.CollectOptions, tell fu
 			s.cfg.Log.Warn("the claim of a collection is not given up", "err", err)
 		}
 	}()
+	builds, err := s.trimBuilds(ctx)
+	if err != nil {
+		return err
+	}
 	passes := collectPasses
 	if s.cfg.ObjectsBehind {
 		passes = 1 // time has to pass between them
@@ -82,13 +86,14 @@ func (s *Server) collect(ctx context.Context, opts chunk.CollectOptions, tell fu
 			return err
 		}
 		out := v1.CollectReport{
-			Pass: pass, Layers: r.Layers, NeededBytes: r.NeededBytes, Condemned: r.Condemned, CondemnedBytes: r.CondemnedBytes, Deleted: r.Deleted,
+			Pass: pass, Builds: builds, Layers: r.Layers, NeededBytes: r.NeededBytes, Condemned: r.Condemned, CondemnedBytes: r.CondemnedBytes, Deleted: r.Deleted,
 			Spared: r.Spared, Rewritten: r.Rewritten, CopiedBytes: r.CopiedBytes, Expired: r.Expired, Waiting: r.Waiting, Damaged: r.Damaged,
 		}
 		out.Done = pass == passes || r.Condemned+r.Deleted+r.Waiting+r.Rewritten+r.Expired == 0
 		if out.Done {
 			s.trim(ctx, needed)
 		}
+		builds = 0 // told once
 		if err := tell(out); err != nil {
 			return err
 		}

@@ -165,6 +165,7 @@ func (s *Server) createNow(ctx context.Context, spec v1.Spec, key string) (_ *v1
 		if err != nil {
 			return nil, nil, err
 		}
+		s.buildUsed(ctx, append([]string{spec.Image, spec.Workspace}, spec.Toolkits...)...)
 		ask.Image, need.Digests = img, img.Digests()
 		ask.Spec.Labels = snapshotLabels(spec.Labels, img)
 	}

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -650,5 +651,53 @@ func TestLimitsHold(t *testing.T) {
 	_, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{Layer: layer.Options{MaxBytes: 100}})
 	if !errors.Is(err, errs.BodyTooLarge) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Layers merged since are not what an image's digest is over, and what they replaced is told to the
+// collector for a while.
+func TestTheDigestIsOverWhatAnImageWasMadeOf(t *testing.T) {
+	t.Parallel()
+	now := time.UnixMilli(42)
+	objects, err := object.OpenDir(t.Context(), filepath.Join(t.TempDir(), "objects"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "node"), Options{Objects: objects, Now: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	layer := func(c string, size int64) image.Layer {
+		d := strings.Repeat(c, 64)
+		return image.Layer{Kind: image.KindDiff, MetaDigest: d, MetaSize: size, MetaObject: "meta/" + d + ".1"}
+	}
+	old, err := s.AddImage(t.Context(), image.Image{Layers: []image.Layer{layer("a", 10), layer("b", 20)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(2 * time.Hour) // the catalogue has it long since
+	merged := old
+	merged.Made, merged.Layers = old.Layers, []image.Layer{layer("c", 25)}
+	if err := s.Retain(old); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.AddImage(t.Context(), merged)
+	if err != nil || got.Digest != old.Digest || got.SizeBytes != 25 {
+		t.Errorf("%+v, %v; it was %+v", got, err, old)
+	}
+	if has, err := s.Get(old.Digest); err != nil || len(has.Layers) != 1 {
+		t.Errorf("the node has %+v, %v", has, err)
+	}
+	merged.Made = merged.Made[1:]
+	if other, err := s.AddImage(t.Context(), merged); err != nil || other.Digest == old.Digest {
+		t.Errorf("made of something else: %+v, %v", other, err)
+	}
+	for _, want := range []bool{true, false} {
+		roots, err := s.Roots()
+		if err != nil || slices.ContainsFunc(roots, func(l image.Layer) bool { return l.MetaDigest[0] == 'a' }) != want {
+			t.Errorf("%+v, %v; retained: %v", roots, err, want)
+		}
+		now = now.Add(time.Hour)
 	}
 }

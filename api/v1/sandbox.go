@@ -64,7 +64,8 @@ func (s Seconds) Duration() time.Duration { return time.Duration(float64(s) * fl
 // CreateRequest asks for one or more sandboxes of one spec.
 type CreateRequest struct {
 	Spec
-	Count int `json:"count,omitempty" minimum:"1" maximum:"10000" doc:"How many; answered one by one." default:"1"`
+	SecretEnv map[string]string `json:"secret_env,omitempty" doc:"Environment of every process, over env, that is kept nowhere but in the sandbox: no answer and no event has it, nor has what is made of the sandbox, unless its fork gives it again. It is no part of what an idempotency key stands for."`
+	Count     int               `json:"count,omitempty" minimum:"1" maximum:"10000" doc:"How many; answered one by one." default:"1"`
 }
 
 // CreateResult is the outcome of one sandbox of a CreateRequest: either is set.
@@ -75,9 +76,10 @@ type CreateResult struct {
 
 // ForkRequest asks for children of a sandbox.
 type ForkRequest struct {
-	Count    int      `json:"count,omitempty" minimum:"1" maximum:"1000" doc:"How many; answered one by one." default:"1"`
-	Lease    Seconds  `json:"lease_s,omitempty" minimum:"0" doc:"Lease of each child, as in a create; the source's is its own."`
-	LeaveOut []string `json:"leave_out,omitempty" maxItems:"1000" doc:"Patterns of paths that the children must not have, as in a snapshot."`
+	Count     int               `json:"count,omitempty" minimum:"1" maximum:"1000" doc:"How many; answered one by one." default:"1"`
+	Lease     Seconds           `json:"lease_s,omitempty" minimum:"0" doc:"Lease of each child, as in a create; the source's is its own."`
+	SecretEnv map[string]string `json:"secret_env,omitempty" doc:"The children's, as in a create. They have none of the source's."`
+	LeaveOut  []string          `json:"leave_out,omitempty" maxItems:"1000" doc:"Patterns of paths that the children must not have, as in a snapshot."`
 }
 
 // Sandbox is what the platform says of one sandbox.

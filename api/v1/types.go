@@ -355,20 +355,22 @@ func InUse(phase, what string, by []string) *errs.Error {
 // EdgeCreate is what the apiserver asks an edge for: a spec with everything resolved.
 // It travels in aether/msg.Document.
 type EdgeCreate struct {
-	ID             string `json:"id"` // names the edge and its epoch
-	IdempotencyKey string `json:"idempotency_key,omitempty"`
-	Spec           Spec   `json:"spec"`
-	Image          *Image `json:"image,omitempty"`
-	ForkOf         string `json:"fork_of,omitempty"`
+	ID             string            `json:"id"` // names the edge and its epoch
+	IdempotencyKey string            `json:"idempotency_key,omitempty"`
+	Spec           Spec              `json:"spec"`
+	Image          *Image            `json:"image,omitempty"`
+	ForkOf         string            `json:"fork_of,omitempty"`
+	SecretEnv      map[string]string `json:"secret_env,omitempty"`
 }
 
 // EdgeFork is what the apiserver asks an edge for: children of a sandbox, by the ids that
 // they are to have. It travels in aether/msg.Document.
 type EdgeFork struct {
-	ID       string   `json:"id"`
-	Children []string `json:"children"`
-	Lease    Seconds  `json:"lease_s,omitempty"`
-	LeaveOut []string `json:"leave_out,omitempty"`
+	ID        string            `json:"id"`
+	Children  []string          `json:"children"`
+	Lease     Seconds           `json:"lease_s,omitempty"`
+	LeaveOut  []string          `json:"leave_out,omitempty"`
+	SecretEnv map[string]string `json:"secret_env,omitempty"`
 }
 
 // EdgeSnapshot is what the apiserver asks an edge for. It travels in aether/msg.Document.

@@ -21,7 +21,8 @@ type Spec struct {
 	ID         string
 	Generation uint64 // of the create; a name may never be reused by another generation
 	Sandbox    v1.Spec
-	Image      *v1.Image // nil for backends that need none
+	SecretEnv  map[string]string // for Create: over the others', and kept nowhere
+	Image      *v1.Image         // nil for backends that need none
 }
 
 // Backend runs sandboxes of one kind on this node.

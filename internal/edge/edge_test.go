@@ -88,11 +88,12 @@ type bed struct {
 	capacity v1.Resources
 	largest  v1.Resources
 	wrap     func(backend.Backend) backend.Backend
+	images   Images
 	adopt    time.Duration
 }
 
 func newBed(t *testing.T) *bed {
-	b := &bed{t: t, dir: t.TempDir(), cluster: &fakeCluster{superseded: make(chan struct{})}, boot: "boot1",
+	b := &bed{t: t, dir: t.TempDir(), cluster: &fakeCluster{superseded: make(chan struct{})}, boot: "boot1", images: noImages{},
 		capacity: v1.Resources{Slots: 100, CPUMillis: 1 << 40, MemoryBytes: 1 << 50}}
 	b.now.Store(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixNano())
 	b.free.Store(1 << 40)
@@ -119,7 +120,7 @@ func (b *bed) tryStart() (*Edge, error) {
 		be = b.wrap(be)
 	}
 	e, err := Start(b.t.Context(), Config{
-		Dir: filepath.Join(b.dir, "edge"), Listen: "unix:" + filepath.Join(b.dir, "edge.sock"), Backends: []backend.Backend{be}, Images: noImages{}, Cluster: b.cluster,
+		Dir: filepath.Join(b.dir, "edge"), Listen: "unix:" + filepath.Join(b.dir, "edge.sock"), Backends: []backend.Backend{be}, Images: b.images, Cluster: b.cluster,
 		Capacity: b.capacity, Largest: b.largest, Reserve: Reserve{MemoryBytes: 1 << 30}, Log: slog.New(slog.DiscardHandler),
 		Now:    func() time.Time { return time.Unix(0, b.now.Add(int64(time.Millisecond))).UTC() },
 		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot, AdoptTime: b.adopt,

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"strconv"
@@ -377,6 +378,12 @@ func (c *creation) sendRoot(context.Context) error {
 	}
 	if c.spec.Image != nil {
 		applyImage(cfg, c.spec)
+	}
+	if len(c.spec.SecretEnv) > 0 {
+		env := make(map[string]string, len(cfg.Env)+len(c.spec.SecretEnv))
+		maps.Copy(env, cfg.Env)
+		maps.Copy(env, c.spec.SecretEnv)
+		cfg.Env = env
 	}
 	body := cfg.AppendWire(make([]byte, 4))
 	binary.BigEndian.PutUint32(body, uint32(len(body)-4))

@@ -117,23 +117,6 @@ type Usage struct {
 	DiskBytes       int64   `json:"disk_bytes" doc:"Written in the sandbox's own layer."`
 	OOMKills        int64   `json:"oom_kills"`
 	ForksRefused    int64   `json:"forks_refused" doc:"By the limit of processes."`
-
-	Image ImageReads `json:"image" doc:"What its programs read of image data that was not all on the node yet."`
-}
-
-// ImageReads counts reads of layers of which not all is on the node, since the node's server
-// started; what is read of a layer that is all there is the kernel's business, and not counted.
-type ImageReads struct {
-	ReadBytes    int64   `json:"read_bytes" doc:"Read, the kernel's own read-ahead included."`
-	FetchedBytes int64   `json:"fetched_bytes" doc:"Fetched from the object store because of these reads, what was fetched ahead included. What several sandboxes waited for counts for the first."`
-	WaitSeconds  float64 `json:"wait_seconds" doc:"That programs waited for it."`
-}
-
-// Add adds o.
-func (r *ImageReads) Add(o ImageReads) {
-	r.ReadBytes += o.ReadBytes
-	r.FetchedBytes += o.FetchedBytes
-	r.WaitSeconds += o.WaitSeconds
 }
 
 // SandboxList is a page of sandboxes and the revision it was read at.

@@ -302,9 +302,6 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 			{"processes", strconv.FormatInt(u.Processes, 10)}, {"disk written", size(u.DiskBytes)},
 			{"oom kills", strconv.FormatInt(u.OOMKills, 10)},
 		}...)
-		if i := u.Image; i.ReadBytes > 0 {
-			rows = append(rows, []string{"image reads", fmt.Sprintf("%s while not all was on the node, %s fetched for it, %.2f s waited", size(i.ReadBytes), size(i.FetchedBytes), i.WaitSeconds)})
-		}
 	}
 	if sb.Error != nil {
 		rows = append(rows, []string{"error", sb.Error.Error()})

@@ -81,7 +81,6 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 	s := newSandbox(b, rec.Image, demand(&v.Spec), v)
 	e.mu.Lock()
 	e.sandboxes[v.ID] = s
-	e.cfg.Reads.begin(v.ID)
 	if v.IdempotencyKey != "" {
 		e.keys[v.IdempotencyKey] = v.ID
 	}

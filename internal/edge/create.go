@@ -104,7 +104,6 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 		return nil, false, err
 	}
 	e.sandboxes[req.ID] = s
-	e.cfg.Reads.begin(req.ID)
 	if req.IdempotencyKey != "" {
 		e.keys[req.IdempotencyKey] = req.ID
 	}

@@ -127,7 +127,6 @@ func (e *Edge) forget(s *sandbox) {
 	s.unlimit()
 	e.giveBack(s)
 	e.forgetPack(s)
-	e.cfg.Reads.end(v.ID)
 	e.dropTemporary(s.image)
 	e.feed.removed(v.ID)
 	close(s.removed)

@@ -82,7 +82,6 @@ type Config struct {
 	Version   string
 	Backends  []backend.Backend
 	Images    Images
-	Reads     *Reads // nil: reads of image data are not told apart
 	Cluster   Cluster
 	Capacity  v1.Resources // of all sandboxes together, after overcommit
 	Largest   v1.Resources // of one sandbox; 0: as Capacity

@@ -125,7 +125,6 @@ func (e *Edge) serveGet(ctx context.Context, _ *aether.Stream, r *msg.SandboxReq
 	if instance != nil {
 		u, err := instance.Usage(ctx)
 		if err == nil {
-			u.Image = e.cfg.Reads.Of(r.Id)
 			v.Usage = &u
 		} else if s.snapshot().State == v1.StateRunning { // else it ended meanwhile
 			return nil, err

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"dsec/internal/backend/container/cgroup"
-	"dsec/internal/edge"
 	"dsec/internal/image/lazy"
 	"dsec/internal/image/object"
 	imagestore "dsec/internal/image/store"
@@ -98,17 +96,13 @@ func (n *node) openImages(ctx context.Context) (err error) {
 	if readAhead == 0 {
 		readAhead = -1
 	}
-	group := cgroup.NameOf(n.opts.Data)
-	n.reads = edge.NewReads(func(pid int) (string, bool) { return cgroup.Member(pid, group) }, time.Now)
 	n.images, err = imagestore.Open(ctx, n.path(imagesDir), imagestore.Options{
-		Objects: n.objects, Log: n.opts.Log, Lazy: lazy.Options{Mode: n.opts.Loading, Readahead: readAhead, Limit: n.opts.ImageCache, Holder: n.keepers, OnRead: func(r lazy.Read) {
-			n.reads.Note(r.PID, r.Len, r.Fetched, r.Wait)
-		}},
+		Objects: n.objects, Log: n.opts.Log, Lazy: lazy.Options{Mode: n.opts.Loading, Readahead: readAhead, Limit: n.opts.ImageCache, Holder: n.keepers},
 	})
 	if err != nil {
 		return fmt.Errorf("open the image store: %w", err)
 	}
-	if err := n.metrics.Register(newCacheMetrics(n.images.Cache(), n.reads)); err != nil {
+	if err := n.metrics.Register(newCacheMetrics(n.images.Cache())); err != nil {
 		return err
 	}
 	n.opts.Log.Info("images are loaded on demand", "mode", n.images.Cache().Mode())

@@ -103,7 +103,6 @@ type node struct {
 	control    *control.Control
 	objects    object.Store
 	metrics    *prometheus.Registry
-	reads      *edge.Reads
 	keepers    *keeper.Client
 	images     *imagestore.Store
 	layers     *local.Images
@@ -322,7 +321,7 @@ func (n *node) edgeConfig(backends []backend.Backend) edge.Config {
 	}
 	_, memory, _ := memoryInfo()
 	return edge.Config{
-		Dir: n.path("edge"), Listen: listen, Hostname: host, Version: n.opts.Version, Backends: backends, Images: n.layers, Reads: n.reads,
+		Dir: n.path("edge"), Listen: listen, Hostname: host, Version: n.opts.Version, Backends: backends, Images: n.layers,
 		Cluster: cluster{n.control.Store()},
 		Capacity: v1.Resources{
 			Slots: n.opts.Slots, CPUMillis: int64(float64(runtime.NumCPU()) * 1000 * n.opts.CPUOvercommit),

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	v1 "dsec/api/v1"
 	"dsec/client"
 	"dsec/internal/keeper"
 	"dsec/test/bed"
@@ -253,41 +252,4 @@ func killKeeper(t *testing.T, b *bed.Bed, slot int) {
 		return
 	}
 	t.Errorf("no keeper %d runs", slot)
-}
-
-// What a sandbox reads of image data counts as its own.
-func TestReadsOfImagesAreToldApart(t *testing.T) {
-	t.Parallel()
-	b := bed.New(t, bed.Options{NoImage: true})
-	noisy(t, b, "apart", 16, 1<<20)
-	b.Must(t, "down", "--data", b.Data, "--keep")
-	forgetImages(t, b)
-	if err := b.Up(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	c := b.Client(t)
-	use := func(files string) v1.ImageReads {
-		t.Helper()
-		sb := b.Sandbox(t, c, client.Spec{Image: "apart"})
-		if res, err := sb.Run(t.Context(), "sh", "-c", "cat "+files+" >/dev/null"); err != nil || res.Code != 0 {
-			t.Fatalf("%+v, %v", res, err)
-		}
-		got := bed.JSON[v1.Sandbox](t, b, "inspect", sb.ID(), "--json")
-		return got.Usage.Image
-	}
-	much, little, none := use("/data/0[0-7]"), use("/data/12"), use("/bin/busybox")
-	if much.ReadBytes < 8<<20 || much.FetchedBytes < 8<<20 || much.FetchedBytes > 14<<20 || much.WaitSeconds <= 0 {
-		t.Errorf("of 8 MiB: %+v", much)
-	}
-	if little.ReadBytes < 1<<20 || little.ReadBytes > 4<<20 || little.FetchedBytes < 1<<20 || little.FetchedBytes > 4<<20 {
-		t.Errorf("of 1 MiB: %+v", little)
-	}
-	if none.FetchedBytes > 512<<10 {
-		t.Errorf("of what was there: %+v", none)
-	}
-	m := bed.Metrics(t, c)
-	sum := m["dsec_image_fetched_bytes_total"] // by sandboxes and by the node itself
-	if all := m["dsec_image_cache_fetched_bytes_total"]; sum != all || sum < float64(much.FetchedBytes+little.FetchedBytes) {
-		t.Errorf("%v bytes were fetched, and %v for somebody", all, sum)
-	}
 }

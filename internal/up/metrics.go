@@ -3,35 +3,40 @@ package up
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"dsec/internal/image/account"
 	"dsec/internal/image/lazy"
 )
 
 // cacheMetrics tells of this node's cache of image data when it is scraped.
 type cacheMetrics struct {
 	cache                                                      *lazy.Cache
+	readers                                                    *account.Book
 	used, limit, read, fetched, ahead, evicted, fetches, reads *prometheus.Desc
+	forBytes, forWait                                          *prometheus.Desc
 }
 
-func newCacheMetrics(c *lazy.Cache) *cacheMetrics {
+func newCacheMetrics(c *lazy.Cache, readers *account.Book) *cacheMetrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("dsec_image_cache_"+name, help, labels, nil)
 	}
 	return &cacheMetrics{
-		cache:   c,
-		used:    desc("bytes", "Image data on this node."),
-		limit:   desc("limit_bytes", "What --image-cache allows; 0 is no limit."),
-		read:    desc("read_bytes_total", "Image data that readers asked for."),
-		fetched: desc("fetched_bytes_total", "Image data fetched from the object store."),
-		ahead:   desc("ahead_bytes_total", "Of it, what was fetched ahead of a reader."),
-		evicted: desc("evicted_bytes_total", "Image data evicted."),
-		fetches: desc("fetches_total", "Fetches from the object store."),
-		reads:   desc("reads_total", "Reads of image data that is not all here, by result: hit, wait or error.", "result"),
+		cache: c, readers: readers,
+		used:     desc("bytes", "Image data on this node."),
+		limit:    desc("limit_bytes", "What --image-cache allows; 0 is no limit."),
+		read:     desc("read_bytes_total", "Image data that readers asked for."),
+		fetched:  desc("fetched_bytes_total", "Image data fetched from the object store."),
+		ahead:    desc("ahead_bytes_total", "Of it, what was fetched ahead of a reader."),
+		evicted:  desc("evicted_bytes_total", "Image data evicted."),
+		fetches:  desc("fetches_total", "Fetches from the object store."),
+		reads:    desc("reads_total", "Reads of image data that is not all here, by result: hit, wait or error.", "result"),
+		forBytes: desc("use_bytes_total", "Image data by who used it, sandboxes or others (warm-ups, say), and kind: read, waited (of it, what was not here), fetched. Each sandbox's own are in its usage.", "by", "kind"),
+		forWait:  desc("use_wait_seconds_total", "Time that readers waited for image data, by who they are: sandboxes or others.", "by"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (m *cacheMetrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.used, m.limit, m.read, m.fetched, m.ahead, m.evicted, m.fetches, m.reads} {
+	for _, d := range []*prometheus.Desc{m.used, m.limit, m.read, m.fetched, m.ahead, m.evicted, m.fetches, m.reads, m.forBytes, m.forWait} {
 		ch <- d
 	}
 }
@@ -52,4 +57,11 @@ func (m *cacheMetrics) Collect(ch chan<- prometheus.Metric) {
 	send(m.reads, prometheus.CounterValue, t.Hits, "hit")
 	send(m.reads, prometheus.CounterValue, t.Reads-t.Hits-t.Failed, "wait")
 	send(m.reads, prometheus.CounterValue, t.Failed, "error")
+	owned, others := m.readers.Totals()
+	for by, u := range map[string]lazy.Use{"sandboxes": owned, "others": others} {
+		send(m.forBytes, prometheus.CounterValue, u.Read, by, "read")
+		send(m.forBytes, prometheus.CounterValue, u.Waited, by, "waited")
+		send(m.forBytes, prometheus.CounterValue, u.Fetched, by, "fetched")
+		ch <- prometheus.MustNewConstMetric(m.forWait, prometheus.CounterValue, u.Wait.Seconds(), by)
+	}
 }

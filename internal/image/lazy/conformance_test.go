@@ -54,7 +54,7 @@ type rig struct {
 	c     *lazy.Cache
 	l     *testLayer
 	src   *source
-	fill  lazy.Filler // src, or something around it
+	fill  lazy.Filler // something around src; nil: src
 	h     *lazy.Blob
 	mount int
 	r     *reader
@@ -71,10 +71,11 @@ func newRig(t *testing.T, opts lazy.Options, size int) *rig {
 
 func (r *rig) open() {
 	var err error
-	if r.fill == nil {
-		r.fill = r.src
+	fill := r.fill
+	if fill == nil {
+		fill = r.src
 	}
-	if r.h, err = r.c.Blob(r.t.Context(), r.l.digest, int64(len(r.l.data)), r.fill); err != nil {
+	if r.h, err = r.c.Blob(r.t.Context(), r.l.digest, int64(len(r.l.data)), fill); err != nil {
 		r.t.Fatal(err)
 	}
 	r.mount = mountBlob(r.t, r.l, r.h.Path())

@@ -37,6 +37,7 @@ import (
 	"dsec/internal/doctor"
 	"dsec/internal/edge"
 	"dsec/internal/edge/local"
+	"dsec/internal/image/account"
 	"dsec/internal/image/lazy"
 	"dsec/internal/image/object"
 	imagestore "dsec/internal/image/store"
@@ -104,6 +105,7 @@ type node struct {
 	objects    object.Store
 	metrics    *prometheus.Registry
 	keepers    *keeper.Client
+	readers    *account.Book
 	images     *imagestore.Store
 	layers     *local.Images
 	containers *container.Backend
@@ -275,7 +277,7 @@ func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) 
 	if n.hollow, err = hollow.New(n.path("hollow")); err != nil {
 		return nil, err
 	}
-	if n.containers, err = Containers(ctx, n.opts.Data, n.opts.Guest, n.layers); err != nil {
+	if n.containers, err = Containers(ctx, n.opts.Data, n.opts.Guest, n.layers, n.readers); err != nil {
 		n.opts.Log.Error("containers do not work on this machine; see 'dsec doctor'", "err", err)
 		return []backend.Backend{n.hollow}, nil
 	}
@@ -284,7 +286,7 @@ func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) 
 
 // Containers opens the container backend of a data directory; without a guest, to remove
 // what is there.
-func Containers(ctx context.Context, data string, guest []byte, layers container.Layers) (*container.Backend, error) {
+func Containers(ctx context.Context, data string, guest []byte, layers container.Layers, readers container.Readers) (*container.Backend, error) {
 	writable := filepath.Join(data, "writable")
 	needed, err := scratch.Needed(data)
 	if err != nil {
@@ -301,7 +303,7 @@ func Containers(ctx context.Context, data string, guest []byte, layers container
 	}
 	return container.New(container.Config{
 		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: cgroupRoot,
-		CgroupName: cgroup.NameOf(data), Layers: layers, FirstID: firstID,
+		CgroupName: cgroup.NameOf(data), Layers: layers, FirstID: firstID, Readers: readers,
 	})
 }
 

@@ -22,6 +22,7 @@ import (
 	"dsec/internal/backend/container/mount"
 	"dsec/internal/backend/container/spawn"
 	"dsec/internal/image"
+	"dsec/internal/image/lazy"
 	"dsec/internal/step"
 )
 
@@ -265,6 +266,7 @@ func (c *creation) clone(ctx context.Context) error {
 		unix.Close(child.PIDFD)
 		return err
 	}
+	c.instance.count(lazy.Use{})
 	for _, file := range []string{"uid_map", "gid_map"} {
 		line := "0 " + strconv.FormatUint(uint64(c.firstID), 10) + " " + strconv.Itoa(rangeSize) + "\n"
 		if err := writeProc(child.PID, file, line); err != nil {

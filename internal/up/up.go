@@ -242,28 +242,36 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("start the control plane: %w", err)
 	}
-	if err := n.openImages(ctx); err != nil {
+	if err := n.startEdge(ctx, n.control.Store()); err != nil {
 		return "", err
+	}
+	wait, cancel := context.WithTimeout(ctx, stopTime)
+	defer cancel()
+	return token, n.control.WaitEdge(wait, 1)
+}
+
+// startEdge starts what runs sandboxes, as an edge of the control plane that has s.
+func (n *node) startEdge(ctx context.Context, s store.Store) error {
+	if err := n.openImages(ctx); err != nil {
+		return err
 	}
 	n.layers = local.New(n.images)
 	backends, err := n.backends(ctx)
 	if err != nil {
-		return "", err
+		return err
 	}
-	n.edge, err = edge.Start(ctx, n.edgeConfig(backends))
+	n.edge, err = edge.Start(ctx, n.edgeConfig(backends, s))
 	if errors.Is(err, errs.DataCorrupt) {
 		what := "it tells which sandboxes run"
 		if edge.IdentityDamaged(err) {
 			what = "it says which node this is, by whose name the sandboxes that run are known"
 		}
-		return "", corrupt(err, what+", so none of them can be taken over: 'dsec down --data %s' removes them all, and the file; then 'dsec up' starts anew, with images and tokens", n.opts.Data)
+		return corrupt(err, what+", so none of them can be taken over: 'dsec down --data %s' removes them all, and the file; then 'dsec up' starts anew, with images and tokens", n.opts.Data)
 	}
 	if err != nil {
-		return "", fmt.Errorf("start the edge: %w", err)
+		return fmt.Errorf("start the edge: %w", err)
 	}
-	wait, cancel := context.WithTimeout(ctx, stopTime)
-	defer cancel()
-	return token, n.control.WaitEdge(wait, 1)
+	return nil
 }
 
 // corrupt says what becomes of a data directory with a damaged file.
@@ -312,7 +320,7 @@ const cgroupRoot = "/sys/fs/cgroup"
 // firstID is the first host id that sandboxes have, above those of people and services.
 const firstID = 1 << 20
 
-func (n *node) edgeConfig(backends []backend.Backend) edge.Config {
+func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config {
 	listen := "unix:" + n.path("edge.sock")
 	if len(listen) > 100 { // a socket's name has room for 107 bytes
 		listen = "tcp:127.0.0.1:0"
@@ -324,7 +332,7 @@ func (n *node) edgeConfig(backends []backend.Backend) edge.Config {
 	_, memory, _ := memoryInfo()
 	return edge.Config{
 		Dir: n.path("edge"), Listen: listen, Hostname: host, Version: n.opts.Version, Backends: backends, Images: n.layers,
-		Cluster: cluster{n.control.Store()},
+		Cluster: cluster{s},
 		Capacity: v1.Resources{
 			Slots: n.opts.Slots, CPUMillis: int64(float64(runtime.NumCPU()) * 1000 * n.opts.CPUOvercommit),
 			MemoryBytes: int64(float64(memory) * n.opts.MemoryOvercommit),

@@ -38,7 +38,7 @@ type Bed struct {
 // Options of a Bed; the zero value works.
 type Options struct {
 	Flags []string // of up
-	Env   []string // NAME=VALUE, of all that runs, too
+	Env   []string // of all commands, besides the test's own
 	// Prepare is called with the data directory, which is empty, before the server starts;
 	// what it returns is called after the server's end and the audit.
 	Prepare func(data string) (undo func() error, err error)
@@ -66,8 +66,7 @@ func Open(ctx context.Context, o Options) (b *Bed, close func() error, err error
 			b.env = append(b.env, kv)
 		}
 	}
-	b.env = append(b.env, o.Env...)
-	b.env = append(b.env, "XDG_CONFIG_HOME="+filepath.Join(dir, "config"))
+	b.env = append(append(b.env, "XDG_CONFIG_HOME="+filepath.Join(dir, "config")), o.Env...)
 	undo := func() error { return nil }
 	if err := os.Mkdir(b.Data, 0o700); err != nil {
 		return nil, nil, err

@@ -152,8 +152,9 @@ func (p *Placer) release(node, id string) {
 
 // candidate is a node that fits, with its fill after the sandbox is on it.
 type candidate struct {
-	node *v1.Node
-	fill float64
+	node   *v1.Node
+	fill   float64
+	images bool // it has all that the sandbox is composed of
 }
 
 // filter returns the nodes that can take need, or why none can.
@@ -196,7 +197,6 @@ func (p *Placer) filter(loads []watcher.NodeLoad, need Need, tried map[string]bo
 	case len(usable) == 0:
 		return nil, errs.New(errs.NodeFull, "placement", "the nodes that are large enough take nothing now").After(retryAfter)
 	}
-	usable = withImages(usable, need.Digests)
 
 	cands := make([]candidate, 0, len(usable))
 	var full *errs.Error
@@ -204,7 +204,7 @@ func (p *Placer) filter(loads []watcher.NodeLoad, need Need, tried map[string]bo
 		used := p.usedOn(l)
 		short := shortOf(l.Node.Capacity, used, need.Resources)
 		if short == nil {
-			cands = append(cands, candidate{l.Node, fill(l.Node, used, need.Resources)})
+			cands = append(cands, candidate{l.Node, fill(l.Node, used, need.Resources), hasAll(l, need.Digests)})
 			continue
 		}
 		short.Node = l.Node.ID
@@ -215,23 +215,25 @@ func (p *Placer) filter(loads []watcher.NodeLoad, need Need, tried map[string]bo
 	if len(cands) == 0 {
 		return nil, full
 	}
-	return cands, nil
+	return near(cands), nil
 }
 
-// withImages keeps the nodes that have all the images, or all nodes if none has: the edge
-// then says which is missing.
-func withImages(nodes []watcher.NodeLoad, digests []string) []watcher.NodeLoad {
-	if len(digests) == 0 {
-		return nodes
-	}
-	var have []watcher.NodeLoad
-	for _, l := range nodes {
-		if !slices.ContainsFunc(digests, func(d string) bool { _, ok := l.Images[d]; return !ok }) {
-			have = append(have, l)
+// hasAll tells whether a node has all the images.
+func hasAll(l watcher.NodeLoad, digests []string) bool {
+	return !slices.ContainsFunc(digests, func(d string) bool { _, ok := l.Images[d]; return !ok })
+}
+
+// near keeps the candidates that have the images, or all of them if none has: any node can
+// load an image from the object store.
+func near(cands []candidate) []candidate {
+	var have []candidate
+	for _, c := range cands {
+		if c.images {
+			have = append(have, c)
 		}
 	}
 	if len(have) == 0 {
-		return nodes
+		return cands
 	}
 	return have
 }

@@ -242,6 +242,10 @@ func TestImageDecidesWhereItIs(t *testing.T) {
 			t.Fatal(n.ID, err)
 		}
 	}
+	// It is full now; others load the image.
+	if n, _, err := p.reserve(need, nil); err != nil || n.ID == "b" {
+		t.Error(n.ID, err)
+	}
 	need.Digests = []string{"sha256:nowhere"}
 	if _, _, err := p.reserve(need, nil); err != nil {
 		t.Errorf("an image that is nowhere: %v", err)

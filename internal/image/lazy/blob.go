@@ -49,6 +49,7 @@ type blob struct {
 	left    int    // chunks not filled
 	bytes   int64  // of filled chunks that are no holes
 	flight  map[int]*flight
+	failed  map[int]time.Time     // chunks of which nothing came until the deadline, and when that was
 	wake    map[int]chan struct{} // evicting chunks
 	touched []uint32              // seconds since the cache's epoch
 	pins    map[uint64]span       // readers let through and perhaps not done
@@ -81,7 +82,7 @@ type device interface {
 func newBlob(c *Cache, digest string) *blob {
 	return &blob{
 		c: c, digest: digest, dir: c.blobDir(digest),
-		flight: map[int]*flight{}, wake: map[int]chan struct{}{}, pins: map[uint64]span{}, come: make(chan struct{}),
+		flight: map[int]*flight{}, failed: map[int]time.Time{}, wake: map[int]chan struct{}{}, pins: map[uint64]span{}, come: make(chan struct{}),
 	}
 }
 

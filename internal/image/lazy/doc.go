@@ -46,8 +46,9 @@
 // The queue is full: unlimited, it cannot be (a full one lets readers pass). Events
 // that the kernel cannot hand over (no memory, no descriptors) it refuses itself.
 //
-// The fetch fails: the reader is refused with EIO (ENOSPC). A chunk counts as filled
-// only after all of its bytes were put in order and written.
+// The fetch fails: the reader is refused with EIO (ENOSPC), after the deadline, or a tenth
+// of it if nothing came of the same bytes a moment ago: the kernel and programs ask several
+// times. A chunk counts as filled only after all of its bytes were put in order and written.
 //
 // Eviction punches out what a reader that was let through is about to copy. Between
 // the answer and the copy lies a time that no waiting can bound. But the kernel tells

@@ -15,6 +15,7 @@ type flight struct {
 	i, j  int
 	place *ticket
 	pos   []int64       // how far each chunk has been written
+	came  bool          // something was written
 	step  chan struct{} // closed and replaced when a chunk is filled, closed at the end
 	err   error         // set at the end
 }
@@ -38,7 +39,7 @@ func (b *blob) fly(owner string, i, j int, size int64, urgent bool) {
 
 func (f *flight) run() {
 	c := f.b.c
-	ctx, cancel := context.WithTimeout(c.ctx, c.opts.Deadline)
+	ctx, cancel := context.WithTimeout(c.ctx, f.patience())
 	defer cancel()
 	err := c.gate.enter(ctx, f.place)
 	if err == nil {
@@ -51,11 +52,38 @@ func (f *flight) run() {
 	f.end(errs.Wrap(errs.InternalError, phase, "fetch blob "+f.b.digest, err))
 }
 
+// A read that failed is asked for again at once by the kernel (first ahead, then alone) and by many
+// programs: what nothing came of is waited for in full only once in a while.
+const (
+	againWithin = 5 * time.Second
+	againShare  = 10 // the part of the deadline that it then has
+)
+
+// patience is how long the flight may take.
+func (f *flight) patience() time.Duration {
+	b := f.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.c.opts.Now()
+	for k := f.i; k < f.j; k++ {
+		if at, ok := b.failed[k]; ok && b.flight[k] == f && now.Sub(at) < againWithin {
+			return b.c.opts.Deadline / againShare
+		}
+	}
+	return b.c.opts.Deadline
+}
+
 func (f *flight) end(err error) {
 	b := f.b
+	now := b.c.opts.Now()
 	b.mu.Lock()
 	f.err = err
 	for k := f.i; k < f.j; k++ {
+		if err != nil && !f.came && errs.Of(err).Retryable {
+			b.failed[k] = now
+		} else {
+			delete(b.failed, k)
+		}
 		if b.flight[k] == f {
 			delete(b.flight, k)
 		}
@@ -168,6 +196,7 @@ func (f *flight) put(off int64, p []byte) error {
 	if acct := b.c.opts.Accountant; acct != nil {
 		acct.Count(f.owner, b.digest, Use{Fetched: int64(len(p))})
 	}
+	f.came = true
 	for k := i; k < j; k++ {
 		f.pos[k-f.i] = min(end, t.bounds[k+1])
 	}

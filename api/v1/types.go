@@ -24,6 +24,13 @@ type Image struct {
 	Config    ImageConfig `json:"config"`
 	Parts     []ImagePart `json:"parts,omitempty" doc:"Images that a sandbox's was composed of, lowest first."`
 	Snapshot  *Snapshot   `json:"snapshot,omitempty" doc:"Where it is from, if it was made of a sandbox."`
+	Pack      *PackTimes  `json:"pack,omitempty" doc:"What making it of a sandbox took."`
+}
+
+// PackTimes is what making an image of a sandbox took of the sandbox.
+type PackTimes struct {
+	FrozenMS    float64 `json:"frozen_ms" doc:"The longest time that it stood still."`
+	ReadAheadMS float64 `json:"read_ahead_ms" doc:"Before that, while it ran; 0: there was too little to read."`
 }
 
 // Snapshot says what a sandbox's snapshot was made of.

@@ -211,6 +211,9 @@ func (a *app) printImage(img *client.Image) error {
 			rows = append(rows, []string{"note", n})
 		}
 	}
+	if p := img.Pack; p != nil {
+		rows = append(rows, []string{"stood still", fmt.Sprintf("%.0f ms, after %.0f ms of reading ahead", p.FrozenMS, p.ReadAheadMS)})
+	}
 	for i, l := range img.Layers {
 		rows = append(rows, []string{fmt.Sprintf("layer %d", i), fmt.Sprintf("%s, metadata %s %s, data %s %s",
 			l.Kind, shortDigest(l.MetaDigest), size(l.MetaBytes), orDash(shortDigest(l.DataDigest)), size(l.DataBytes))})

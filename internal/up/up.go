@@ -94,6 +94,8 @@ type Info struct {
 	Started time.Time `json:"started_at"`
 	// Backends that work here.
 	Backends []v1.Backend `json:"backends"`
+	Lazy     lazy.Mode    `json:"lazy"`     // how readers wait for data of images
+	LazyWhy  string       `json:"lazy_why"` // why so
 }
 
 // node is what Run starts, in this order, and stops in the opposite one.
@@ -134,6 +136,10 @@ func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error
 		return err
 	}
 	info := Info{PID: os.Getpid(), URL: url(n.control.Addr(), opts.TLS), Listen: opts.Listen, Node: n.edge.ID(), Version: opts.Version, Started: time.Now().UTC(), Backends: n.edge.Node().Backends}
+	info.Lazy, info.LazyWhy = n.images.Cache().Mode(), "the first that works here"
+	if opts.Loading != "" && opts.Loading != lazy.Auto {
+		info.LazyWhy = "--image-loading asks for it"
+	}
 	if err := n.publish(info); err != nil {
 		return err
 	}

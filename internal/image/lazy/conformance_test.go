@@ -554,6 +554,8 @@ func testCountsByReader(t *testing.T, mode lazy.Mode) {
 		s := r.h.Stats()
 		return sum.Reads == s.Reads && sum.Read == s.Read && sum.Fetched == s.Fetched && s.Fetched == r.src.bytes.Load()
 	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if !l.blobs[r.l.digest] || len(l.blobs) != 1 {
 		t.Errorf("blobs %v", l.blobs)
 	}

@@ -11,24 +11,30 @@ import (
 )
 
 // serveImageRoots answers which layers the object store must keep for this node: those of
-// its sandboxes, in whatever state, and of images made here.
+// its sandboxes, in whatever state, of images made here, and of sandboxes' last snapshots, on which
+// the next ones go, as long as this node has not heard of their removal.
 func (e *Edge) serveImageRoots(context.Context, *aether.Stream, *msg.Empty) (*msg.Document, error) {
 	roots, err := e.cfg.Images.Roots()
 	if err != nil {
 		return nil, err
 	}
 	seen := map[v1.Layer]bool{}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, s := range e.sandboxes {
-		if s.image == nil {
-			continue
-		}
-		for _, l := range s.image.Layers {
+	add := func(img *v1.Image) {
+		for _, l := range img.Layers {
 			if !seen[l] {
 				seen[l] = true
 				roots = append(roots, l)
 			}
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range e.sandboxes {
+		if s.image != nil {
+			add(s.image)
+		}
+		if s.last != nil && (s.packedOn == s.last.image.Digest || e.cfg.Images.Has(s.last.image.Digest)) {
+			add(&s.last.image)
 		}
 	}
 	return document(roots)

@@ -11,7 +11,8 @@ import (
 )
 
 // serveImageRoots answers which layers the object store must keep for this node: those of
-// its sandboxes, in whatever state, of what their next packs may be made on, and of images made here.
+// its sandboxes, in whatever state, of images made here, and of sandboxes' last snapshots, on which
+// the next ones go, as long as this node has not heard of their removal.
 func (e *Edge) serveImageRoots(context.Context, *aether.Stream, *msg.Empty) (*msg.Document, error) {
 	roots, err := e.cfg.Images.Roots()
 	if err != nil {
@@ -33,7 +34,7 @@ func (e *Edge) serveImageRoots(context.Context, *aether.Stream, *msg.Empty) (*ms
 			add(s.image)
 		}
 		// The catalogue may have the image with other layers by now, or lose it at any time.
-		if s.last != nil && e.cfg.Images.Has(s.last.image.Digest) {
+		if s.last != nil && (s.packedOn == s.last.image.Digest || e.cfg.Images.Has(s.last.image.Digest)) {
 			add(&s.last.image)
 		}
 	}

@@ -52,21 +52,20 @@ func (e *Edge) rememberPack(s *sandbox, l *lastPack) {
 	if l != nil && l.entries() > 0 && temporary(&l.image) && s.last != nil && !temporary(&s.last.image) {
 		return
 	}
-	freed := s.last.entries()
-	if !e.packMemory.hold(l.entries(), freed) || l.entries() == 0 {
+	if !e.packMemory.hold(l.entries(), s.last.entries()) || l.entries() == 0 {
 		l = nil
 	}
 	e.setLast(s, l)
-}
-
-// forgetPack is called when no pack can begin any more.
-func (e *Edge) forgetPack(s *sandbox) {
-	e.packMemory.hold(0, s.last.entries())
-	e.setLast(s, nil)
 }
 
 func (e *Edge) setLast(s *sandbox, l *lastPack) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s.last = l
+}
+
+// forgetPack is called when no pack can begin any more.
+func (e *Edge) forgetPack(s *sandbox) {
+	e.packMemory.hold(0, s.last.entries())
+	e.setLast(s, nil)
 }

@@ -39,7 +39,7 @@ type sandbox struct {
 	life     context.Context   // ends when its removal begins or it died
 	stop     context.CancelFunc
 	packs    chan struct{} // holds a token while the sandbox is packed
-	last     *lastPack     // its last pack, for whoever holds the token; changed with the edge's mu, too
+	last     *lastPack     // its last pack, for whoever holds the token; it is set with the edge's mu
 
 	mu       sync.Mutex
 	view     v1.Sandbox // replaced as a whole; what was given out never changes

@@ -444,9 +444,14 @@ func (c *Client) Stop(ctx context.Context) error {
 // that cannot be reached since their directory was removed.
 func Stop(ctx context.Context, cfg Config) error {
 	cfg.fill()
+	keepers := watched{}
+	defer keepers.close()
+	if _, err := keepers.find(cfg.Dir); err != nil {
+		return err
+	}
 	dir, err := os.Open(cfg.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return kill(ctx, cfg.Dir)
+		return keepers.kill(ctx, cfg.Dir)
 	}
 	if err != nil {
 		return errs.Wrap(errs.InternalError, phase, "open directory", err)
@@ -465,35 +470,70 @@ func Stop(ctx context.Context, cfg Config) error {
 			return err
 		}
 	}
-	return kill(ctx, cfg.Dir)
+	return keepers.kill(ctx, cfg.Dir)
+}
+
+// watched are keepers by pidfd: one that exits has no name to be found by any more, long
+// before it has let go of what it holds.
+type watched map[int]int // by pid
+
+// find adds the keepers of a directory that run and returns how many there are.
+func (w watched) find(dir string) (n int, err error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0, errs.Wrap(errs.InternalError, phase, "look for keepers", err)
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || DirOf(e.Name()) != dir {
+			continue
+		}
+		n++
+		if _, known := w[pid]; known {
+			continue
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue // it has ended
+		}
+		if DirOf(e.Name()) != dir { // the pid is another's by now
+			unix.Close(fd)
+			continue
+		}
+		w[pid] = fd
+	}
+	return n, nil
+}
+
+func (w watched) close() {
+	for _, fd := range w {
+		unix.Close(fd)
+	}
+}
+
+// over tells whether all have ended and let go of everything.
+func (w watched) over() bool {
+	for _, fd := range w {
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); err != nil || n == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // kill ends what is left of the keepers of a directory, all at once, since each would
-// start the others again, and waits for their ends.
-func kill(ctx context.Context, dir string) error {
+// start the others again, and waits for the ends of all that were found.
+func (w watched) kill(ctx context.Context, dir string) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
-		entries, err := os.ReadDir("/proc")
+		n, err := w.find(dir)
 		if err != nil {
-			return errs.Wrap(errs.InternalError, phase, "look for keepers", err)
+			return err
 		}
-		var found []int
-		for _, e := range entries {
-			if pid, err := strconv.Atoi(e.Name()); err == nil && DirOf(e.Name()) == dir {
-				found = append(found, pid)
-			}
-		}
-		if len(found) == 0 {
+		if n == 0 && w.over() {
 			return nil
 		}
-		for _, pid := range found {
-			fd, err := unix.PidfdOpen(pid, 0)
-			if err != nil {
-				continue // it has ended
-			}
-			if DirOf(strconv.Itoa(pid)) == dir { // the pid is not another's yet
-				_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-			}
-			unix.Close(fd)
+		for _, fd := range w {
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 		}
 		select {
 		case <-ctx.Done():

@@ -53,12 +53,19 @@ func Token(data string) (string, error) {
 
 // Stop ends the node's process and waits until it has let go of the data directory.
 func Stop(ctx context.Context, data string, info Info) error {
+	process, err := unix.PidfdOpen(info.PID, 0) // before it can end, and its id be another's
+	if err == nil {
+		defer unix.Close(process)
+	}
 	if err := unix.Kill(info.PID, unix.SIGTERM); err != nil && err != unix.ESRCH {
 		return fmt.Errorf("signal pid %d: %w", info.PID, err)
 	}
 	for {
-		lock, err := acquire(filepath.Join(data, "lock"))
-		if err == nil {
+		lock, lerr := acquire(filepath.Join(data, "lock"))
+		if lerr == nil && err == nil && !over(process) { // it has more than the lock to let go of
+			lerr = errors.Join(unix.EBUSY, lock.Close())
+		}
+		if lerr == nil {
 			return lock.Close()
 		}
 		select {
@@ -67,6 +74,12 @@ func Stop(ctx context.Context, data string, info Info) error {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
+}
+
+// over tells whether a process has let go of everything, though it may wait to be reaped.
+func over(pidfd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+	return err == nil && n > 0
 }
 
 // RemoveSandboxes removes every sandbox of a data directory whose node is not running,
@@ -111,11 +124,18 @@ func RemoveSandboxes(ctx context.Context, data string) (removed int, err error) 
 	// The last mounts of dead sandboxes go away in the background.
 	for wait := 5 * time.Millisecond; ; wait *= 2 {
 		err := scratch.Unmount(data)
+		if err == nil {
+			break
+		}
 		if !errors.Is(err, unix.EBUSY) || wait > 5*time.Second {
 			return removed, err
 		}
 		time.Sleep(wait)
 	}
+	if err := letGo(ctx, filepath.Join(data, "scratch.img"), filepath.Join(data, "images")); err != nil {
+		return removed, err
+	}
+	return removed, scratch.Remove(data)
 }
 
 // remover is what removeAll needs of a backend.

@@ -374,15 +374,35 @@ func TestSnapshotsAreUsedAndRemovedAtOnce(t *testing.T) {
 // A snapshot for which there is no room fails as such, leaves nothing, and the sandbox runs on.
 func TestASnapshotOnAFullDisk(t *testing.T) {
 	t.Parallel()
-	b := bed.New(t, bed.Options{Prepare: small(256 << 20), Flags: []string{"--reserve-disk", "0"}})
+	b := bed.New(t, bed.Options{Prepare: small(512 << 20), Flags: []string{"--reserve-disk", "0"}})
 	c := b.Client(t)
 	sb := b.Sandbox(t, c, client.Spec{})
-	res, err := sb.Run(t.Context(), "sh", "-c", "head -c 20000000 /dev/urandom >/big; sha256sum /big >/sum")
+	res, err := sb.Run(t.Context(), "sh", "-c", "head -c 70000000 /dev/urandom >/big; sha256sum /big >/sum")
 	if err != nil || res.Code != 0 {
 		t.Fatal(err, res)
 	}
 	stored := files(t, filepath.Join(b.Data, "images"))
 	free := fill(t, b.Data)
+	// With room for the layer, but not for all that goes into the object store.
+	filler := filepath.Join(b.Data, "filler")
+	if st, err := os.Stat(filler); err != nil || os.Truncate(filler, st.Size()-122<<20) != nil {
+		t.Fatal(err)
+	}
+	store := filepath.Join(b.Data, "store")
+	objects := files(t, store)
+	if _, err := sb.Snapshot(t.Context(), "almost", client.SnapshotOptions{}); !errors.Is(err, errs.DiskFull) {
+		t.Errorf("got %v, want disk_full", err)
+	}
+	bed.Eventually(t, "what was stored in vain is gone", func() error {
+		for name := range files(t, store) {
+			if _, was := objects[name]; !was && !strings.Contains(name, "/condemned/") {
+				return errors.New(name)
+			}
+		}
+		return nil
+	})
+	free()
+	free = fill(t, b.Data)
 	if _, err := sb.Snapshot(t.Context(), "full", client.SnapshotOptions{}); !errors.Is(err, errs.DiskFull) {
 		t.Errorf("got %v, want disk_full", err)
 	}

@@ -53,7 +53,7 @@ func newNode(t testing.TB) *node {
 	t.Cleanup(func() {
 		var err error
 		for range 100 { // mounts of dead sandboxes go away in the background
-			if err = scratch.Unmount(dir); err == nil {
+			if err = errors.Join(scratch.Unmount(dir), scratch.Remove(dir)); err == nil {
 				return
 			}
 			time.Sleep(20 * time.Millisecond)

@@ -24,17 +24,39 @@ const (
 	rootsTime     = 30 * time.Second
 )
 
-// collectOften makes a pass now and then.
+// fullTime is the least time between collections because a disk is full.
+const fullTime = time.Minute
+
+// noteFull has garbage collected soon if what failed was for want of disk space: what it had stored until
+// then is garbage, which only a collection can tell from what others rely on.
+func (s *Server) noteFull(err error) {
+	if errors.Is(err, errs.DiskFull) {
+		select {
+		case s.full <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// collectOften makes a pass now and then, and when a disk is full.
 func (s *Server) collectOften(ctx context.Context) {
 	t := time.NewTicker(s.cfg.CollectEvery)
 	defer t.Stop()
+	var full time.Time // of the last time that one was
 	for {
+		var opts chunk.CollectOptions
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
+		case <-s.full:
+			if !full.IsZero() && time.Since(full) < fullTime {
+				continue
+			}
+			full = time.Now()
+			opts.Grace = -1 // however young it is
 		}
-		err := s.collect(ctx, chunk.CollectOptions{}, func(r v1.CollectReport) error {
+		err := s.collect(ctx, opts, func(r v1.CollectReport) error {
 			if r.Builds > 0 || r.Deleted > 0 || r.Condemned > 0 || len(r.Damaged) > 0 {
 				s.cfg.Log.Info("garbage of the object store", "builds", r.Builds, "condemned", r.Condemned, "bytes", r.CondemnedBytes, "deleted", r.Deleted, "damaged", r.Damaged)
 			}

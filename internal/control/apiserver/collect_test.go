@@ -2,11 +2,16 @@ package apiserver_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"dsec/aether"
+	"dsec/aether/msg"
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 	"dsec/internal/control"
@@ -175,4 +180,30 @@ func TestWithoutAnObjectStoreNothingIsMeasured(t *testing.T) {
 	w := newWorld(t)
 	w.problem("not_supported", "GET", "/v1/store/usage", nil)
 	w.problem("not_supported", "POST", "/v1/store/collect", nil)
+}
+
+// What an import had stored when the disk was full goes at once, however young it is; what is needed
+// stays.
+func TestAFullDiskIsCleanedUp(t *testing.T) {
+	t.Parallel()
+	s := newStock(t)
+	w := newWorld(t, over(s))
+	needed, left := s.put(1), s.put(2)
+	w.edge.Need(needed)
+	fail := func(code errs.Code) {
+		w.edge.OnImport(func(context.Context, *aether.Stream, *msg.ImageImportRequest) (v1.Image, error) {
+			return v1.Image{}, errs.New(code, "test", "it fails")
+		})
+		w.problem(string(code), "POST", "/v1/images?name=a", strings.NewReader("x"))
+	}
+	fail(errs.StoreUnavailable)
+	time.Sleep(100 * time.Millisecond)
+	if !s.has(left) {
+		t.Error("garbage was collected for another failure than a full disk")
+	}
+	fail(errs.DiskFull)
+	eventually(t, "what was stored is gone", func() bool { return !s.has(left) })
+	if !s.has(needed) {
+		t.Error("what a node needs is gone")
+	}
 }

@@ -57,6 +57,7 @@ func (s *Server) forkSandbox(ctx context.Context, req *request, _ *http.Request,
 		return nil
 	}
 	s.noteGone(in.ID, err)
+	s.noteFull(err)
 	if uncertain(err) || req.status != 0 {
 		for id := range untold {
 			s.reaper.reap(node.ID, id)

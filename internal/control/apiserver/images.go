@@ -115,6 +115,7 @@ func (s *Server) named(ctx context.Context, req *request, out *lines, node v1.No
 	if err == nil {
 		return out.write(v1.ImageProgress{Phase: "commit", Image: &image})
 	}
+	s.noteFull(err)
 	if werr := s.importFailed(req, out, err); werr != nil {
 		return werr
 	}

@@ -89,6 +89,7 @@ type Server struct {
 	reaper  *reaper
 	quotas  *quotas
 	imports *imports
+	full    chan struct{} // a disk is: collect garbage
 	metrics *metrics
 	random  *lockedSource
 
@@ -135,7 +136,7 @@ func New(cfg Config) *Server {
 	if cfg.TokenStreams == 0 {
 		cfg.TokenStreams = defaultTokenStreams
 	}
-	s := &Server{cfg: cfg, random: &lockedSource{src: cfg.Random}}
+	s := &Server{cfg: cfg, random: &lockedSource{src: cfg.Random}, full: make(chan struct{}, 1)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.drain, s.stop = context.WithCancel(context.Background())
 	s.placer = placement.New(cfg.Registry, s.newSandboxID, s.random)

@@ -142,8 +142,9 @@ func attachLoop(f *os.File) (*os.File, error) {
 	return nil, errors.New("every free loop device was taken by others")
 }
 
-// Unmount removes the file system and its image. It fails with EBUSY while sandboxes
-// still use it.
+// Unmount takes the file system off its directory. It fails with EBUSY while sandboxes
+// still use it; mounts of dead ones that end in the background hold its image, as Remove's caller
+// may want to know.
 func Unmount(dir string) error {
 	point := filepath.Join(dir, "scratch")
 	mounted, err := isMounted(point)
@@ -155,6 +156,11 @@ func Unmount(dir string) error {
 			return fmt.Errorf("unmount scratch: %w", err)
 		}
 	}
+	return nil
+}
+
+// Remove removes the image of a file system that was unmounted.
+func Remove(dir string) error {
 	if err := os.Remove(filepath.Join(dir, "scratch.img")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

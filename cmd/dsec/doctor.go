@@ -62,6 +62,9 @@ func (a *app) doctor(ctx context.Context, data string, sandboxes int, asJSON boo
 		return err
 	}
 	checks := doctor.Checks(ctx, data, guest, sandboxes)
+	if info, err := up.Find(data); err == nil {
+		checks = append(checks, doctor.Check{Name: "server", Status: doctor.OK, Detail: fmt.Sprintf("runs at %s; images on demand by %s: %s", info.URL, info.Lazy, info.LazyWhy)})
+	}
 	backends := doctor.Backends(checks)
 	failed := 0
 	for _, c := range checks {

@@ -24,6 +24,7 @@ import (
 	"dsec/api/v1/errs"
 	"dsec/client"
 	"dsec/internal/guest/bin"
+	"dsec/internal/image/lazy"
 	"dsec/internal/up"
 )
 
@@ -62,6 +63,9 @@ same data directory takes them over. 'dsec down' removes them.`,
 			}
 			if err := f.checkStore(); err != nil {
 				return err
+			}
+			if m := f.opts.Lazy; m != lazy.Auto && m != lazy.Fanotify && m != lazy.FUSE {
+				return usagef("--lazy %q: use auto, fanotify or fuse", m)
 			}
 			f.listen = cmd.Flags().Changed("listen")
 			if socket, ok := strings.CutPrefix(f.opts.Listen, "unix:"); ok { // others look for it from elsewhere
@@ -105,6 +109,7 @@ same data directory takes them over. 'dsec down' removes them.`,
 	fl.Var(newDuration(&f.opts.Objects.Latency), "store-latency", "delay each operation of the store, for tests")
 	size(&f.opts.Objects.Rate, "store-rate", 0, "bytes per second that pass to and from the store, for tests (default no limit)")
 	size(&f.opts.ImageCache, "image-cache", 0, "image data that this machine keeps of the store (default no limit)")
+	fl.StringVar((*string)(&f.opts.Lazy), "lazy", string(lazy.Auto), "how readers of image data wait until it is there: auto, fanotify or fuse; 'dsec doctor' says what works")
 	size(&f.opts.ReserveMemory, "reserve-memory", up.DefaultReserveMemory, "memory that must be free for another sandbox to be admitted")
 	size(&f.opts.ReserveDisk, "reserve-disk", up.DefaultReserveDisk, "disk that must be free for another sandbox to be admitted")
 	return c
@@ -316,7 +321,7 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 		"--cpu-overcommit", fmt.Sprint(f.opts.CPUOvercommit), "--memory-overcommit", fmt.Sprint(f.opts.MemoryOvercommit),
 		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk)}
 	args = append(args, "--store", f.opts.Objects.Store, "--store-endpoint", f.opts.Objects.Endpoint, "--store-region", f.opts.Objects.Region,
-		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache))
+		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache), "--lazy", string(f.opts.Lazy))
 	if f.insecure {
 		args = append(args, "--insecure")
 	}

@@ -93,7 +93,7 @@ func (n *node) openImages(ctx context.Context) (err error) {
 		return fmt.Errorf("start the keepers: %w", err)
 	}
 	n.images, err = imagestore.Open(ctx, n.path(imagesDir), imagestore.Options{
-		Objects: n.objects, Log: n.opts.Log, Lazy: lazy.Options{Limit: n.opts.ImageCache, Holder: n.keepers},
+		Objects: n.objects, Log: n.opts.Log, Lazy: lazy.Options{Mode: n.opts.Lazy, Limit: n.opts.ImageCache, Holder: n.keepers},
 	})
 	if err != nil {
 		return fmt.Errorf("open the image store: %w", err)

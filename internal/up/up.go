@@ -37,6 +37,7 @@ import (
 	"dsec/internal/doctor"
 	"dsec/internal/edge"
 	"dsec/internal/edge/local"
+	"dsec/internal/image/lazy"
 	"dsec/internal/image/object"
 	imagestore "dsec/internal/image/store"
 	"dsec/internal/keeper"
@@ -58,8 +59,9 @@ type Options struct {
 	ReserveMemory    int64 // bytes that must be free for another sandbox to be admitted
 	ReserveDisk      int64
 
-	Objects    Objects // where images are kept
-	ImageCache int64   // bytes of image data that this node keeps of them; 0: no limit
+	Objects    Objects   // where images are kept
+	ImageCache int64     // bytes of image data that this node keeps of them; 0: no limit
+	Lazy       lazy.Mode // how readers are made to wait for data; empty: what works, fanotify first
 }
 
 // Defaults of Options: limits are not reservations, agents wait most of the time, and
@@ -84,6 +86,8 @@ type Info struct {
 	Started time.Time `json:"started_at"`
 	// Backends that work here.
 	Backends []v1.Backend `json:"backends"`
+	Lazy     lazy.Mode    `json:"lazy"`     // how readers wait for data of images
+	LazyWhy  string       `json:"lazy_why"` // why so
 }
 
 // node is what Run starts, in this order, and stops in the opposite one.
@@ -123,6 +127,10 @@ func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error
 		return err
 	}
 	info := Info{PID: os.Getpid(), URL: url(n.control.Addr(), opts.TLS), Listen: opts.Listen, Node: n.edge.ID(), Version: opts.Version, Started: time.Now().UTC(), Backends: n.edge.Node().Backends}
+	info.Lazy, info.LazyWhy = n.images.Cache().Mode(), "the first that works here"
+	if opts.Lazy != "" && opts.Lazy != lazy.Auto {
+		info.LazyWhy = "--lazy asks for it"
+	}
 	if err := n.publish(info); err != nil {
 		return err
 	}

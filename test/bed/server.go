@@ -64,6 +64,9 @@ func (b *Bed) Up(ctx context.Context) error {
 	return nil
 }
 
+// SetFlags changes what later starts of the server are given.
+func (b *Bed) SetFlags(flags ...string) { b.flags = flags }
+
 // PID is the server's.
 func (b *Bed) PID() int { return b.server.cmd.Process.Pid }
 

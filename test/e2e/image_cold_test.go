@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "dsec/api/v1"
 	"dsec/client"
 	"dsec/internal/keeper"
 	"dsec/test/bed"
@@ -164,7 +165,50 @@ func TestAReadFromALostStoreFails(t *testing.T) {
 // keeper: readers wait for the next server, and see every byte as it is.
 func TestReadersOutliveTheServerAndAKeeper(t *testing.T) {
 	t.Parallel()
-	b := bed.New(t, bed.Options{NoImage: true, Flags: []string{"--store-rate", fmt.Sprint(8 << 20)}})
+	readersOutlive(t, "--store-rate", fmt.Sprint(8<<20))
+}
+
+// The same where the kernel has no pre-content events; and the next server may use another way, while
+// readers go on by the old one.
+func TestReadersOutliveTheServerByFUSE(t *testing.T) {
+	t.Parallel()
+	rate := []string{"--store-rate", fmt.Sprint(8 << 20)}
+	b, sb, sums := readersOutlive(t, append(rate, "--lazy", "fuse")...)
+	said := func(mode, why string) {
+		t.Helper()
+		if u := bed.JSON[v1.ImageUsage](t, b, "image", "du", "--json"); len(u.Nodes) != 1 || u.Nodes[0].Mode != mode {
+			t.Errorf("images are loaded by %+v, want %s", u.Nodes, mode)
+		}
+		if r := b.CLI(t, "doctor", "--data", b.Data); !strings.Contains(r.Stdout, "images on demand by "+mode+": "+why) {
+			t.Errorf("doctor says\n%s%s", r.Stdout, r.Stderr)
+		}
+	}
+	said("fuse", "--lazy asks for it")
+	b.Fails(t, 2, "", "up", "--data", b.Data, "--lazy", "nfs")
+
+	lateSums := noisy(t, b, "late", 6, 1<<20)
+	b.Must(t, "image", "evict", "late")
+	late := b.Sandbox(t, b.Client(t), client.Spec{Image: "late"}) // little of it is here yet
+	b.Must(t, "down", "--data", b.Data, "--keep")
+	b.SetFlags(rate...)
+	if err := b.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c := b.Client(t)
+	mode := "fuse"
+	if u := bed.JSON[v1.ImageUsage](t, b, "image", "du", "--json"); u.Nodes[0].Mode == "fanotify" { // a newer kernel
+		mode = "fanotify"
+	}
+	said(mode, "the first that works here")
+	checkSums(t, c.Sandbox(sb.ID()), sums)
+	checkSums(t, c.Sandbox(late.ID()), lateSums)
+	checkSums(t, b.Sandbox(t, c, client.Spec{Image: "load"}), sums)
+}
+
+// readersOutlive kills a server with these flags while a sandbox reads.
+func readersOutlive(t *testing.T, flags ...string) (*bed.Bed, *client.Sandbox, map[string]string) {
+	t.Helper()
+	b := bed.New(t, bed.Options{NoImage: true, Flags: flags})
 	sums := noisy(t, b, "load", 12, 2<<20)
 	b.Must(t, "down", "--data", b.Data, "--keep")
 	forgetImages(t, b)
@@ -213,6 +257,7 @@ func TestReadersOutliveTheServerAndAKeeper(t *testing.T) {
 		}
 	}
 	checkSums(t, sb, sums)
+	return b, sb, sums
 }
 
 // killKeeper kills one of the node's keepers.

@@ -19,6 +19,8 @@ type Cmd struct {
 	// Timeout kills the whole process group after this time; IdleTimeout after this time
 	// without output. The output so far is returned, and Exit says what happened. The guest
 	// keeps these limits; one that is silent for 10 s more is errs.GuestUnreachable.
+	// If the limit passes before the command could be started, since data of the image is not
+	// here and the store does not answer, the error is errs.DeadlineExceeded.
 	Timeout, IdleTimeout time.Duration
 	// Tag is a name to find the process by.
 	Tag string

@@ -11,8 +11,9 @@ import (
 
 // ForkOptions changes a fork.
 type ForkOptions struct {
-	Lease    v1.Seconds // of each child: see Spec
-	LeaveOut []string   // patterns, as of SnapshotOptions
+	Lease     v1.Seconds        // of each child: see Spec
+	LeaveOut  []string          // patterns, as of SnapshotOptions
+	SecretEnv map[string]string // the children's, see [SecretEnv]; they have none of the sandbox's
 }
 
 // Fork makes n children of the sandbox on its node. They begin with its files, limits, environment
@@ -25,7 +26,7 @@ func (s *Sandbox) Fork(ctx context.Context, n int, o ForkOptions) iter.Seq2[*San
 			yield(nil, err)
 			return
 		}
-		s.c.many(ctx, "/v1/sandboxes/"+s.id+"/fork", v1.ForkRequest{Count: n, Lease: o.Lease, LeaveOut: o.LeaveOut}, n, func(err error) error {
+		s.c.many(ctx, "/v1/sandboxes/"+s.id+"/fork", v1.ForkRequest{Count: n, Lease: o.Lease, LeaveOut: o.LeaveOut, SecretEnv: o.SecretEnv}, n, func(err error) error {
 			return about("fork sandbox", s.id, err)
 		}, yield)
 	}

@@ -95,3 +95,24 @@ func (c *Client) EvictImage(ctx context.Context, name, node string) ([]v1.EvictR
 	}
 	return r.Items, nil
 }
+
+// CollapseOptions changes what CollapseImage does.
+type CollapseOptions struct {
+	Below int64 // layers that are smaller are merged; 0: [v1.DefaultCollapse]
+	// Progress is called from one goroutine with each report of the server.
+	Progress func(v1.ImageProgress)
+}
+
+// CollapseImage merges neighbouring small layers of an image and returns it as it is then. Its name,
+// its digest and what it shows stay.
+func (c *Client) CollapseImage(ctx context.Context, name string, o CollapseOptions) (*Image, error) {
+	q := url.Values{"image": {name}}
+	if o.Below != 0 {
+		q.Set("below", strconv.FormatInt(o.Below, 10))
+	}
+	img, err := imageOf(streamBody[v1.ImageProgress](ctx, c, http.MethodPost, "/v1/store/collapse", q, http.Header{}, nil), o.Progress)
+	if err != nil {
+		return nil, about("collapse image", name, err)
+	}
+	return img, nil
+}

@@ -18,8 +18,9 @@ import (
 type CreateOption func(*createOptions)
 
 type createOptions struct {
-	key   string
-	keyed bool
+	key     string
+	keyed   bool
+	secrets map[string]string
 }
 
 // IdempotencyKey makes a create safe to repeat: within five minutes the same key gives
@@ -27,6 +28,12 @@ type createOptions struct {
 // characters, without quotation mark and backslash; another is an error before anything is sent.
 func IdempotencyKey(key string) CreateOption {
 	return func(o *createOptions) { o.key, o.keyed = key, true }
+}
+
+// SecretEnv gives every process of the sandbox an environment, over the spec's, that is kept nowhere but in
+// the sandbox: nothing returns it, and neither snapshots nor forks have it.
+func SecretEnv(env map[string]string) CreateOption {
+	return func(o *createOptions) { o.secrets = env }
 }
 
 // Create makes one sandbox and returns when its guest answers.
@@ -43,7 +50,7 @@ func (c *Client) Create(ctx context.Context, spec Spec, opts ...CreateOption) (*
 		h.Set("Idempotency-Key", o.key)
 	}
 	var sb v1.Sandbox
-	if err := c.callHeader(ctx, http.MethodPost, "/v1/sandboxes", nil, h, v1.CreateRequest{Spec: spec}, &sb); err != nil {
+	if err := c.callHeader(ctx, http.MethodPost, "/v1/sandboxes", nil, h, v1.CreateRequest{Spec: spec, SecretEnv: o.secrets}, &sb); err != nil {
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
 	return c.handle(sb), nil
@@ -52,9 +59,17 @@ func (c *Client) Create(ctx context.Context, spec Spec, opts ...CreateOption) (*
 // CreateMany makes n sandboxes of one spec and yields each as it is ready, or its error:
 // always n results, unless the loop is left or the request itself fails. Leaving the loop
 // ends the request: what is being made then is undone, what was made and not yielded stays.
-func (c *Client) CreateMany(ctx context.Context, spec Spec, n int) iter.Seq2[*Sandbox, error] {
+func (c *Client) CreateMany(ctx context.Context, spec Spec, n int, opts ...CreateOption) iter.Seq2[*Sandbox, error] {
+	var o createOptions
+	for _, f := range opts {
+		f(&o)
+	}
 	return func(yield func(*Sandbox, error) bool) {
-		c.many(ctx, "/v1/sandboxes/batch", v1.CreateRequest{Spec: spec, Count: n}, n, func(err error) error { return fmt.Errorf("create sandboxes: %w", err) }, yield)
+		if o.keyed {
+			yield(nil, errs.New(errs.BadRequest, "client.create", "an idempotency key is for one sandbox: use Create"))
+			return
+		}
+		c.many(ctx, "/v1/sandboxes/batch", v1.CreateRequest{Spec: spec, SecretEnv: o.secrets, Count: n}, n, func(err error) error { return fmt.Errorf("create sandboxes: %w", err) }, yield)
 	}
 }
 

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"iter"
 	"net/http"
 	"strings"
 
@@ -48,7 +49,12 @@ func (s *Sandbox) MakeImage(ctx context.Context, name string, config *v1.ImageCo
 
 // makeImage does a request that tells its progress and ends with an image.
 func (c *Client) makeImage(ctx context.Context, path string, req any, progress func(v1.ImageProgress)) (*Image, error) {
-	for p, err := range stream[v1.ImageProgress](ctx, c, http.MethodPost, path, nil, req) {
+	return imageOf(stream[v1.ImageProgress](ctx, c, http.MethodPost, path, nil, req), progress)
+}
+
+// imageOf reads progress up to the image at its end.
+func imageOf(lines iter.Seq2[v1.ImageProgress, error], progress func(v1.ImageProgress)) (*Image, error) {
+	for p, err := range lines {
 		switch {
 		case err != nil:
 			return nil, err

@@ -34,11 +34,21 @@ type ImageUsage struct {
 	Items       []ImageUse   `json:"items"`
 	StoredBytes int64        `json:"stored_bytes" doc:"Of all images in the object store, each chunk once."`
 	Nodes       []ImageCache `json:"nodes"`
+	Builds      BuildUsage   `json:"builds" doc:"What builds keep for later ones."`
+}
+
+// BuildUsage is what images that builds keep take together.
+type BuildUsage struct {
+	Images     int   `json:"images"`
+	Bytes      int64 `json:"bytes" doc:"Of layers that no other image has, uncompressed."`
+	LimitBytes int64 `json:"limit_bytes" doc:"Beyond it a collection removes those that were not used for longest. 0: none."`
+	AgeSeconds int64 `json:"max_age_s" doc:"After so long without use a collection removes them. 0: never."`
 }
 
 // CollectReport says what one pass of a garbage collection of the object store did.
 type CollectReport struct {
 	Pass           int      `json:"pass"`
+	Builds         int      `json:"builds,omitempty" doc:"Images that builds kept, which were removed before the first pass."`
 	Layers         int      `json:"layers" doc:"That are needed."`
 	NeededBytes    int64    `json:"needed_bytes" doc:"Compressed."`
 	Condemned      int      `json:"condemned" doc:"Objects found to be unneeded."`
@@ -88,3 +98,6 @@ type EdgeKeep struct {
 	Images []string `json:"images"` // digests
 	Layers []string `json:"layers"` // metadata digests
 }
+
+// DefaultCollapse is the size below which neighbouring layers are merged, in bytes.
+const DefaultCollapse = 16 << 20

@@ -64,7 +64,8 @@ func (s Seconds) Duration() time.Duration { return time.Duration(float64(s) * fl
 // CreateRequest asks for one or more sandboxes of one spec.
 type CreateRequest struct {
 	Spec
-	Count int `json:"count,omitempty" minimum:"1" maximum:"10000" doc:"How many; answered one by one." default:"1"`
+	SecretEnv map[string]string `json:"secret_env,omitempty" doc:"Environment of every process, over env, that is kept nowhere but in the sandbox: no answer and no event has it, nor has what is made of the sandbox, unless its fork gives it again. It is no part of what an idempotency key stands for."`
+	Count     int               `json:"count,omitempty" minimum:"1" maximum:"10000" doc:"How many; answered one by one." default:"1"`
 }
 
 // CreateResult is the outcome of one sandbox of a CreateRequest: either is set.
@@ -75,9 +76,10 @@ type CreateResult struct {
 
 // ForkRequest asks for children of a sandbox.
 type ForkRequest struct {
-	Count    int      `json:"count,omitempty" minimum:"1" maximum:"1000" doc:"How many; answered one by one." default:"1"`
-	Lease    Seconds  `json:"lease_s,omitempty" minimum:"0" doc:"Lease of each child, as in a create; the source's is its own."`
-	LeaveOut []string `json:"leave_out,omitempty" maxItems:"1000" doc:"Patterns of paths that the children must not have, as in a snapshot."`
+	Count     int               `json:"count,omitempty" minimum:"1" maximum:"1000" doc:"How many; answered one by one." default:"1"`
+	Lease     Seconds           `json:"lease_s,omitempty" minimum:"0" doc:"Lease of each child, as in a create; the source's is its own."`
+	SecretEnv map[string]string `json:"secret_env,omitempty" doc:"The children's, as in a create. They have none of the source's."`
+	LeaveOut  []string          `json:"leave_out,omitempty" maxItems:"1000" doc:"Patterns of paths that the children must not have, as in a snapshot."`
 }
 
 // Sandbox is what the platform says of one sandbox.
@@ -106,7 +108,8 @@ type Sandbox struct {
 	IdempotencyKey string `json:"idempotency_key,omitempty"`
 }
 
-// Usage of a sandbox, read from its cgroup.
+// Usage of a sandbox, read from its cgroup, and what it used of its node's cache of image data. A
+// restart of the server changes none of it; if the server was killed, the latter lacks the last second.
 type Usage struct {
 	CPUSeconds      float64 `json:"cpu_seconds"`
 	MemoryBytes     int64   `json:"memory_bytes"`
@@ -115,6 +118,11 @@ type Usage struct {
 	DiskBytes       int64   `json:"disk_bytes" doc:"Written in the sandbox's own layer."`
 	OOMKills        int64   `json:"oom_kills"`
 	ForksRefused    int64   `json:"forks_refused" doc:"By the limit of processes."`
+
+	ImageReadBytes    int64   `json:"image_read_bytes" doc:"Of its image's data, that the kernel asked the node's cache for on behalf of its processes, read-ahead included. Not seen are reads of what the kernel has in memory, and as a rule of layers that are whole on the node."`
+	ImageWaitedBytes  int64   `json:"image_waited_bytes" doc:"Of those, what was not on the node when it was asked for."`
+	ImageWaitSeconds  float64 `json:"image_wait_seconds" doc:"That its processes waited for it, added up."`
+	ImageFetchedBytes int64   `json:"image_fetched_bytes" doc:"Of its image's data, uncompressed, that were fetched from the object store because it was the first to ask, and ahead of its reads. What is fetched to warm an image, or since earlier starts read it, counts for no sandbox."`
 }
 
 // SandboxList is a page of sandboxes and the revision it was read at.

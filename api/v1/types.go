@@ -16,18 +16,28 @@ type Image struct {
 	Name      string      `json:"name,omitempty"`
 	Digest    string      `json:"digest" doc:"sha256 of the manifest."`
 	CreatedAt time.Time   `json:"created_at"`
+	UsedAt    *time.Time  `json:"used_at,omitempty" doc:"Of what builds keep for later ones: when a build last made or used it, to the hour."`
 	Bytes     int64       `json:"bytes" doc:"Of file contents."`
 	Files     int64       `json:"files"`
 	Layers    []Layer     `json:"layers"`
+	Made      []Layer     `json:"made,omitempty" doc:"Layers that the image was made of, if some were merged since. The digest is over these; they need not exist any more."`
 	Config    ImageConfig `json:"config"`
 	Parts     []ImagePart `json:"parts,omitempty" doc:"Images that a sandbox's was composed of, lowest first."`
 	Snapshot  *Snapshot   `json:"snapshot,omitempty" doc:"Where it is from, if it was made of a sandbox."`
+	Pack      *PackTimes  `json:"pack,omitempty" doc:"What making it of a sandbox took."`
+}
+
+// PackTimes is what making an image of a sandbox took of the sandbox.
+type PackTimes struct {
+	FrozenMS    float64 `json:"frozen_ms" doc:"The longest time that it stood still."`
+	ReadAheadMS float64 `json:"read_ahead_ms" doc:"Before that, while it ran; 0: there was too little to read."`
 }
 
 // Snapshot says what a sandbox's snapshot was made of.
 type Snapshot struct {
 	Source    string            `json:"source" doc:"Id of the sandbox."`
 	Parents   []string          `json:"parents" doc:"Digests of the images it was made on: of what the sandbox was composed of, the base first, or the sandbox's last snapshot."`
+	Parts     []ImagePart       `json:"parts,omitempty" doc:"Images that the sandbox was composed of, lowest first, if of several: their layers are the lowest here."`
 	Labels    map[string]string `json:"labels,omitempty" doc:"Of the sandbox: a sandbox that is made of the snapshot has them too, unless its own say otherwise."`
 	Temporary bool              `json:"temporary,omitempty" doc:"It serves a fork and goes with the last child."`
 	Entries   int64             `json:"entries" doc:"Names that the newest layer has, of removed files too."`
@@ -35,6 +45,17 @@ type Snapshot struct {
 	LeftOut   []string          `json:"left_out,omitempty" doc:"Paths that were left out, the first hundred."`
 	Omitted   int64             `json:"left_out_count,omitempty" doc:"How many there are."`
 	Notes     []string          `json:"notes,omitempty" doc:"What could not be kept as it was."`
+}
+
+// Prefixes of the names of images that builds keep for later ones.
+const (
+	BuildBasePrefix = "build-base:" // what a recipe starts from
+	BuildStepPrefix = "build-step:" // the result of a step
+)
+
+// KeptByBuild tells whether an image of that name is kept by a build.
+func KeptByBuild(name string) bool {
+	return strings.HasPrefix(name, BuildBasePrefix) || strings.HasPrefix(name, BuildStepPrefix)
 }
 
 // SnapshotPrefix begins the names of snapshots in the catalogue.
@@ -58,9 +79,19 @@ const (
 
 // ImagePart is one image of a composition.
 type ImagePart struct {
-	Kind   string `json:"kind" enum:"base,workspace,toolkit"`
-	Name   string `json:"name,omitempty"`
-	Digest string `json:"digest"`
+	Kind   string  `json:"kind" enum:"base,workspace,toolkit"`
+	Name   string  `json:"name,omitempty"`
+	Digest string  `json:"digest"`
+	Layers []Layer `json:"layers,omitempty" doc:"Of an image: the part's as it was composed, lowest first. A layer that a higher part has, too, is there only."`
+}
+
+// WithoutLayers returns parts by name alone.
+func WithoutLayers(parts []ImagePart) []ImagePart {
+	parts = slices.Clone(parts)
+	for n := range parts {
+		parts[n].Layers = nil
+	}
+	return parts
 }
 
 // Digests returns those of all images that i is composed of: its own if of one alone.
@@ -331,20 +362,22 @@ func InUse(phase, what string, by []string) *errs.Error {
 // EdgeCreate is what the apiserver asks an edge for: a spec with everything resolved.
 // It travels in aether/msg.Document.
 type EdgeCreate struct {
-	ID             string `json:"id"` // names the edge and its epoch
-	IdempotencyKey string `json:"idempotency_key,omitempty"`
-	Spec           Spec   `json:"spec"`
-	Image          *Image `json:"image,omitempty"`
-	ForkOf         string `json:"fork_of,omitempty"`
+	ID             string            `json:"id"` // names the edge and its epoch
+	IdempotencyKey string            `json:"idempotency_key,omitempty"`
+	Spec           Spec              `json:"spec"`
+	Image          *Image            `json:"image,omitempty"`
+	ForkOf         string            `json:"fork_of,omitempty"`
+	SecretEnv      map[string]string `json:"secret_env,omitempty"`
 }
 
 // EdgeFork is what the apiserver asks an edge for: children of a sandbox, by the ids that
 // they are to have. It travels in aether/msg.Document.
 type EdgeFork struct {
-	ID       string   `json:"id"`
-	Children []string `json:"children"`
-	Lease    Seconds  `json:"lease_s,omitempty"`
-	LeaveOut []string `json:"leave_out,omitempty"`
+	ID        string            `json:"id"`
+	Children  []string          `json:"children"`
+	Lease     Seconds           `json:"lease_s,omitempty"`
+	LeaveOut  []string          `json:"leave_out,omitempty"`
+	SecretEnv map[string]string `json:"secret_env,omitempty"`
 }
 
 // EdgeSnapshot is what the apiserver asks an edge for. It travels in aether/msg.Document.
@@ -353,6 +386,13 @@ type EdgeSnapshot struct {
 	LeaveOut []string     `json:"leave_out,omitempty"`
 	Plain    bool         `json:"plain,omitempty"` // an image that belongs to no lineage
 	Config   *ImageConfig `json:"config,omitempty"`
+}
+
+// EdgeCollapse is what the apiserver asks an edge for. It travels in aether/msg.Document.
+type EdgeCollapse struct {
+	Image Image `json:"image"`
+	Below int64 `json:"below"` // neighbours that are both smaller are merged
+	Least int   `json:"least"` // if the image then has so many layers less
 }
 
 // EdgePush is what the apiserver asks an edge for. It travels in aether/msg.Document.

@@ -67,9 +67,7 @@ func CheckIdempotencyKey(key string) error {
 
 // Validate checks a spec after SetDefaults. Errors are of class Invalid and name the field.
 func (s *Spec) Validate() error {
-	bad := func(field, format string, args ...any) error {
-		return errs.New(errs.BadSpec, "spec.validate", field+": "+fmt.Sprintf(format, args...)).With("field", field)
-	}
+	bad := badSpec
 	switch s.Backend {
 	case BackendContainer, BackendHollow:
 	default:
@@ -120,15 +118,8 @@ func (s *Spec) Validate() error {
 	if !validHostname(s.Hostname) {
 		return bad("hostname", "%q is not a host name (letters, digits, '-', at most 63)", s.Hostname)
 	}
-	total := 0
-	for k, v := range s.Env {
-		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
-			return bad("env", "%q is not a usable variable", k)
-		}
-		total += len(k) + len(v)
-	}
-	if total > maxEnvBytes {
-		return bad("env", "%d bytes; at most %d", total, maxEnvBytes)
+	if err := CheckEnv("env", s.Env); err != nil {
+		return err
 	}
 	if len(s.Labels) > maxLabels {
 		return bad("labels", "%d; at most %d", len(s.Labels), maxLabels)
@@ -161,4 +152,23 @@ func validHostname(h string) bool {
 		}
 	}
 	return true
+}
+
+// CheckEnv refuses variables that no process can have. The error has no values.
+func CheckEnv(field string, env map[string]string) error {
+	total := 0
+	for k, v := range env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
+			return badSpec(field, "%q is not a usable variable", k)
+		}
+		total += len(k) + len(v)
+	}
+	if total > maxEnvBytes {
+		return badSpec(field, "%d bytes; at most %d", total, maxEnvBytes)
+	}
+	return nil
+}
+
+func badSpec(field, format string, args ...any) error {
+	return errs.New(errs.BadSpec, "spec.validate", field+": "+fmt.Sprintf(format, args...)).With("field", field)
 }

@@ -15,12 +15,8 @@ import (
 	"dsec/internal/image/build"
 )
 
-// Names of what builds keep for later ones.
-const (
-	baseImage = "build-base:"
-	stepImage = "build-step:"
-	keyLen    = 16 // of a key that is part of a name
-)
+// keyLen is that of a key that is part of the name of what builds keep for later ones.
+const keyLen = 16
 
 // stepsBuild does a recipe's steps in a sandbox of its base. After each step an image is made,
 // so that a later build with the same steps up to there begins with it. It belongs to no lineage: what a build
@@ -49,7 +45,7 @@ func (b *stepsBuild) run(ctx context.Context) (*client.Image, error) {
 	}
 	from, done := base.Name, 0
 	for n := len(keys); b.cache && n > 0 && done == 0; n-- {
-		s, err := b.c.Image(ctx, stepImage+keys[n-1][:keyLen])
+		s, err := b.c.Image(ctx, v1.BuildStepPrefix+keys[n-1][:keyLen])
 		if err == nil {
 			from, done = s.Name, n
 			b.tell("%s as in an earlier build", count(n, "step"))
@@ -80,7 +76,7 @@ func (b *stepsBuild) run(ctx context.Context) (*client.Image, error) {
 		if !b.cache {
 			continue
 		}
-		if _, err := sb.MakeImage(ctx, stepImage+keys[n][:keyLen], nil, client.SnapshotOptions{}); err != nil {
+		if _, err := sb.MakeImage(ctx, v1.BuildStepPrefix+keys[n][:keyLen], nil, client.SnapshotOptions{}); err != nil {
 			return nil, fmt.Errorf("keep step %d for later builds: %w", n+1, err)
 		}
 	}
@@ -97,7 +93,7 @@ func (b *stepsBuild) base(ctx context.Context) (*client.Image, string, error) {
 		}
 		return img, img.Digest, nil
 	}
-	name := baseImage + b.recipe.BaseKey()[:keyLen]
+	name := v1.BuildBasePrefix + b.recipe.BaseKey()[:keyLen]
 	if b.cache {
 		img, err := b.c.Image(ctx, name)
 		if err == nil {

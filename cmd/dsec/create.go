@@ -17,6 +17,7 @@ func (a *app) createCmd() *cobra.Command {
 	var count int
 	var asJSON bool
 	var key, base string
+	var secrets secretFlags
 	cmd := &cobra.Command{
 		Use:   "create [flags] IMAGE",
 		Short: "Create sandboxes and print their ids",
@@ -52,14 +53,18 @@ are printed.`,
 			if err != nil {
 				return err
 			}
+			env, err := secrets.values()
+			if err != nil {
+				return err
+			}
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
+			opts := []client.CreateOption{client.SecretEnv(env)}
 			if count > 1 {
-				return a.createMany(cmd, c, spec, count, asJSON)
+				return a.createMany(cmd, c, spec, opts, count, asJSON)
 			}
-			var opts []client.CreateOption
 			if key != "" {
 				opts = append(opts, client.IdempotencyKey(key))
 			}
@@ -79,6 +84,7 @@ are printed.`,
 		},
 	}
 	sf.add(cmd)
+	secrets.add(cmd)
 	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	a.completeSpecImages(cmd)
 	cmd.Flags().StringVar(&base, "image", "", "base image: the same as IMAGE")
@@ -116,7 +122,7 @@ const createChunk = 128
 // createMany asks for some at a time: what a request has made when it is broken off may
 // have been told by the server and not have come here, so that nobody would know of it. A
 // signal ends it after the answer that is on its way.
-func (a *app) createMany(cmd *cobra.Command, c *client.Client, spec v1.Spec, count int, asJSON bool) error {
+func (a *app) createMany(cmd *cobra.Command, c *client.Client, spec v1.Spec, opts []client.CreateOption, count int, asJSON bool) error {
 	bar := a.progress("create", int64(count), false)
 	defer bar.end()
 	ctx, cancel := afterGrace(cmd.Context(), createGrace)
@@ -124,7 +130,7 @@ func (a *app) createMany(cmd *cobra.Command, c *client.Client, spec v1.Spec, cou
 	m := many{app: a, asJSON: asJSON}
 	for asked := 0; asked < count && cmd.Context().Err() == nil && m.unprinted == nil; asked += createChunk {
 		n := min(createChunk, count-asked)
-		for sb, err := range c.CreateMany(ctx, spec, n) {
+		for sb, err := range c.CreateMany(ctx, spec, n, opts...) {
 			m.take(ctx, sb, err)
 			bar.set(int64(m.made + m.failed))
 		}

@@ -79,3 +79,24 @@ func envLines(file string) ([]string, error) {
 	}
 	return lines, nil
 }
+
+// secretFlags are environment that is kept nowhere but in the sandbox.
+type secretFlags struct{ env, files []string }
+
+func (s *secretFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringArrayVar(&s.env, "secret", nil, "environment that nothing shows and no snapshot has: KEY to pass the caller's, or KEY=VALUE (repeatable)")
+	f.StringArrayVar(&s.files, "secret-file", nil, "file of such lines, as of --env-file (repeatable; --secret wins)")
+	cmd.MarkFlagFilename("secret-file")
+}
+
+// values are the flags'. Unlike other environment, one that is not there is an error.
+func (s *secretFlags) values() (map[string]string, error) {
+	for _, kv := range s.env {
+		key, _, given := strings.Cut(kv, "=")
+		if _, there := os.LookupEnv(key); key == "" || !given && !there {
+			return nil, usagef("--secret: write KEY=VALUE, or KEY of a variable that is set") // not what was given: it may be the secret
+		}
+	}
+	return environment(s.env, s.files)
+}

@@ -20,7 +20,7 @@ func (a *app) imageCmd() *cobra.Command {
 		Example: "  dsec image import debian ./debian.tar\n  dsec image build debian -f images/debian-python/recipe.yaml\n  dsec image ls",
 	}
 	cmd.AddCommand(a.imageImportCmd(), a.imagePullCmd(), a.imagePushCmd(), a.imageExportCmd(), a.imageBuildCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd(),
-		a.imageDuCmd(), a.imageWarmCmd(), a.imageEvictCmd(), a.imageGCCmd())
+		a.imageDuCmd(), a.imageWarmCmd(), a.imageEvictCmd(), a.imageCollapseCmd(), a.imageGCCmd())
 	return cmd
 }
 
@@ -104,7 +104,7 @@ func (a *app) imageLsCmd() *cobra.Command {
 			}
 			if !all {
 				images = slices.DeleteFunc(images, func(img client.Image) bool {
-					return strings.HasPrefix(img.Name, v1.SnapshotPrefix) || strings.HasPrefix(img.Name, baseImage) || strings.HasPrefix(img.Name, stepImage)
+					return strings.HasPrefix(img.Name, v1.SnapshotPrefix) || v1.KeptByBuild(img.Name)
 				})
 			}
 			switch {
@@ -198,7 +198,11 @@ func (a *app) printImage(img *client.Image) error {
 	}
 	if s := img.Snapshot; s != nil {
 		rows = append(rows,
-			[]string{"snapshot of", s.Source}, []string{"made on", strings.Join(s.Parents, " ")},
+			[]string{"snapshot of", s.Source}, []string{"made on", strings.Join(s.Parents, " ")})
+		for _, p := range s.Parts {
+			rows = append(rows, []string{"composed of", p.Kind + " " + orDash(p.Name) + " " + p.Digest})
+		}
+		rows = append(rows,
 			[]string{"changed", fmt.Sprintf("%d names, %s", s.Entries, size(s.Bytes))}, []string{"sandbox's labels", pairs(s.Labels)})
 		if s.Omitted > 0 {
 			rows = append(rows, []string{"left out", fmt.Sprintf("%d: %s", s.Omitted, strings.Join(s.LeftOut, " "))})
@@ -206,6 +210,9 @@ func (a *app) printImage(img *client.Image) error {
 		for _, n := range s.Notes {
 			rows = append(rows, []string{"note", n})
 		}
+	}
+	if p := img.Pack; p != nil {
+		rows = append(rows, []string{"stood still", fmt.Sprintf("%.0f ms, after %.0f ms of reading ahead", p.FrozenMS, p.ReadAheadMS)})
 	}
 	for i, l := range img.Layers {
 		rows = append(rows, []string{fmt.Sprintf("layer %d", i), fmt.Sprintf("%s, metadata %s %s, data %s %s",

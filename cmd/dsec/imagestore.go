@@ -43,6 +43,16 @@ together with other images (SHARED), both compressed, and what all nodes have of
 				return err
 			}
 			_, err = fmt.Fprintf(a.stdout, "object store: %s\n", size(u.StoredBytes))
+			if b := u.Builds; b.Images > 0 && err == nil {
+				limit, until := "no limit", "for ever"
+				if b.LimitBytes > 0 {
+					limit = "at most " + size(b.LimitBytes)
+				}
+				if b.AgeSeconds > 0 {
+					until = "for " + (time.Duration(b.AgeSeconds) * time.Second).String()
+				}
+				_, err = fmt.Fprintf(a.stdout, "kept by builds: %s, %s (%s; %s without use)\n", count(b.Images, "image"), size(b.Bytes), limit, until)
+			}
 			for _, n := range u.Nodes {
 				limit := "no limit"
 				if n.LimitBytes > 0 {
@@ -67,16 +77,21 @@ func (a *app) imageGCCmd() *cobra.Command {
 		Long: `Gc removes from the object store, and then from the nodes, what no image of the catalogue
 and no sandbox needs, as the server does by itself every hour. What is found unneeded is
 marked in one pass, and deleted two passes later: at once where the store's listings are
-never behind (a local disk, S3), else in the passes of the next hours.`,
+never behind (a local disk, S3), else in the passes of the next hours.
+
+First of all it removes images that builds keep for later ones (build-base:…, build-step:…), where
+nothing needs them: those that no build used for long ('dsec up --build-cache-age'), and the longest unused
+while they are too large together ('--build-cache').`,
 		Example: "  dsec image gc\n  dsec image gc --grace 0", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			var deleted, rewritten int
+			var deleted, rewritten, builds int
 			last, err := c.CollectImages(cmd.Context(), grace, func(r v1.CollectReport) {
 				deleted += r.Deleted
+				builds += r.Builds
 				rewritten += r.Rewritten
 				if asJSON {
 					_ = a.jsonLine(r) // a broken stdout shows at the last line's error, too
@@ -89,6 +104,9 @@ never behind (a local disk, S3), else in the passes of the next hours.`,
 			}
 			for _, d := range last.Damaged {
 				fmt.Fprintf(a.stderr, "dsec: %s cannot be read, and images need it: import them again\n", d)
+			}
+			if builds > 0 {
+				fmt.Fprintf(a.stderr, "%s of earlier builds removed\n", count(builds, "image"))
 			}
 			_, err = fmt.Fprintf(a.stdout, "%s deleted, %d rewritten, %s waiting\n", count(deleted, "object"), rewritten, count(last.Waiting, "condemnation"))
 			return err
@@ -154,6 +172,47 @@ seconds, in that order; with --all everything. Without it the data comes when it
 	cmd.Flags().BoolVar(&o.All, "all", false, "fetch everything")
 	cmd.Flags().StringVar(&o.Node, "node", "", "only this node")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print each node's outcome as a line of JSON")
+	return cmd
+}
+
+func (a *app) imageCollapseCmd() *cobra.Command {
+	var o client.CollapseOptions
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "collapse NAME", Short: "Merge small neighbouring layers of an image",
+		Long: `Collapse merges layers that snapshots made, where neighbours are both smaller than --below
+(metadata and data, before compression), on a node that has the image. Its name, digest and
+contents stay, and so does what was made on it. Sandboxes that run keep the layers that they
+have; 'dsec image gc' removes those that nothing needs an hour later. The server does this by
+itself for images that lose eight layers or more ('dsec up --collapse-below').`,
+		Example: "  dsec image collapse snap:step-40\n  dsec image collapse --below 64MiB snap:step-40",
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeImages(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.Below < 1 {
+				return usagef("--below must be 1 byte or more")
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			bar := a.progress("collapse "+args[0], 0, true)
+			defer bar.end()
+			o.Progress = func(p v1.ImageProgress) { bar.step(p.Phase, p.Done, p.Total) }
+			img, err := c.CollapseImage(cmd.Context(), args[0], o)
+			bar.end()
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return a.json(img)
+			}
+			_, err = fmt.Fprintf(a.stdout, "%s: %s, made of %d\n", img.Name, count(len(img.Layers), "layer"), max(len(img.Made), len(img.Layers)))
+			return err
+		},
+	}
+	o.Below = v1.DefaultCollapse
+	cmd.Flags().Var((*bytesValue)(&o.Below), "below", "merge neighbours that are both smaller")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the image as JSON")
 	return cmd
 }
 

@@ -300,6 +300,7 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 			{"cpu used", fmt.Sprintf("%.2f s", u.CPUSeconds)},
 			{"memory", fmt.Sprintf("%s, peak %s", size(u.MemoryBytes), size(u.PeakMemoryBytes))},
 			{"processes", strconv.FormatInt(u.Processes, 10)}, {"disk written", size(u.DiskBytes)},
+			{"image read", fmt.Sprintf("%s from the node's cache, %s of it waited for (%.2f s); %s fetched", size(u.ImageReadBytes), size(u.ImageWaitedBytes), u.ImageWaitSeconds, size(u.ImageFetchedBytes))},
 			{"oom kills", strconv.FormatInt(u.OOMKills, 10)},
 		}...)
 	}

@@ -23,6 +23,7 @@ func (a *app) runCmd() *cobra.Command {
 	maxOutput := bytesValue(defaultMaxOutput)
 	var c client.Cmd
 	lease := time.Minute
+	var secrets secretFlags
 	cmd := &cobra.Command{
 		Use:   "run [flags] IMAGE -- CMD [ARG...]",
 		Short: "Run one command in a new sandbox, then remove it",
@@ -39,6 +40,10 @@ If run itself is killed, or is stopped or cut off from the server for longer tha
 		ValidArgsFunction: a.completeImages(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			spec, err := sf.spec(args[0])
+			if err != nil {
+				return err
+			}
+			env, err := secrets.values()
 			if err != nil {
 				return err
 			}
@@ -70,11 +75,12 @@ If run itself is killed, or is stopped or cut off from the server for longer tha
 			if asJSON {
 				w.result = newResult(maxOutput)
 			}
-			err = platform(a.runOnce(cmd.Context(), spec, c, w))
+			err = platform(a.runOnce(cmd.Context(), spec, env, c, w))
 			return a.printResult(cmd.Context(), w.result, err)
 		},
 	}
 	sf.add(cmd)
+	secrets.add(cmd)
 	a.completeSpecImages(cmd)
 	f := cmd.Flags()
 	f.SetInterspersed(true)
@@ -89,14 +95,14 @@ If run itself is killed, or is stopped or cut off from the server for longer tha
 	return cmd
 }
 
-func (a *app) runOnce(ctx context.Context, spec client.Spec, cmd client.Cmd, w wiring) (err error) {
+func (a *app) runOnce(ctx context.Context, spec client.Spec, secrets map[string]string, cmd client.Cmd, w wiring) (err error) {
 	c, err := a.client()
 	if err != nil {
 		return err
 	}
 	// If the answer is lost, or we are stopped before it comes, the key finds the sandbox.
 	key := newKey()
-	sb, err := c.Create(ctx, spec, client.IdempotencyKey(key))
+	sb, err := c.Create(ctx, spec, client.IdempotencyKey(key), client.SecretEnv(secrets))
 	if err != nil {
 		if ctx.Err() != nil {
 			a.abandon(ctx, c, spec, key)

@@ -105,17 +105,28 @@ func (a *app) snapshotLsCmd() *cobra.Command {
 			var rows [][]string
 			lineage(images, func(tree string, img *client.Image) {
 				if s := img.Snapshot; s != nil {
-					rows = append(rows, []string{tree + img.Name, s.Source, fmt.Sprint(s.Entries), size(s.Bytes), fmt.Sprint(len(img.Layers)), age(img.CreatedAt, time.Now())})
+					rows = append(rows, []string{tree + img.Name, s.Source, parts(s.Parts), fmt.Sprint(s.Entries), size(s.Bytes), fmt.Sprint(len(img.Layers)), age(img.CreatedAt, time.Now())})
 				} else {
-					rows = append(rows, []string{tree + orElse(img.Name, shortDigest(img.Digest)), "-", "-", "-", fmt.Sprint(len(img.Layers)), age(img.CreatedAt, time.Now())})
+					rows = append(rows, []string{tree + orElse(img.Name, shortDigest(img.Digest)), "-", "-", "-", "-", fmt.Sprint(len(img.Layers)), age(img.CreatedAt, time.Now())})
 				}
 			})
-			return table(a.stdout, []string{"NAME", "OF", "CHANGED", "SIZE", "LAYERS", "AGE"}, rows)
+			return table(a.stdout, []string{"NAME", "OF", "WITH", "CHANGED", "SIZE", "LAYERS", "AGE"}, rows)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
 	return cmd
+}
+
+// parts names the images but the base that a sandbox was composed of.
+func parts(list []v1.ImagePart) string {
+	var names []string
+	for _, p := range list {
+		if p.Kind != v1.KindBase {
+			names = append(names, orElse(p.Name, shortDigest(p.Digest)))
+		}
+	}
+	return orDash(strings.Join(names, ","))
 }
 
 // lineage shows the snapshots among the images below what they were made on, each with the

@@ -34,6 +34,7 @@ type upFlags struct {
 	json      bool
 	cert, key string
 	level     string
+	loading   string
 	insecure  bool
 	listen    bool // --listen was given
 }
@@ -64,8 +65,8 @@ same data directory takes them over. 'dsec down' removes them.`,
 			if err := f.checkStore(); err != nil {
 				return err
 			}
-			if m := f.opts.Lazy; m != lazy.Auto && m != lazy.Fanotify && m != lazy.FUSE {
-				return usagef("--lazy %q: use auto, fanotify or fuse", m)
+			if f.opts.Loading = lazy.Mode(f.loading); !slices.Contains(lazy.Modes(), f.opts.Loading) {
+				return usagef("--image-loading %q: write auto, fanotify or fuse", f.loading)
 			}
 			f.listen = cmd.Flags().Changed("listen")
 			if socket, ok := strings.CutPrefix(f.opts.Listen, "unix:"); ok { // others look for it from elsewhere
@@ -109,7 +110,13 @@ same data directory takes them over. 'dsec down' removes them.`,
 	fl.Var(newDuration(&f.opts.Objects.Latency), "store-latency", "delay each operation of the store, for tests")
 	size(&f.opts.Objects.Rate, "store-rate", 0, "bytes per second that pass to and from the store, for tests (default no limit)")
 	size(&f.opts.ImageCache, "image-cache", 0, "image data that this machine keeps of the store (default no limit)")
-	fl.StringVar((*string)(&f.opts.Lazy), "lazy", string(lazy.Auto), "how readers of image data wait until it is there: auto, fanotify or fuse; 'dsec doctor' says what works")
+	fl.StringVar(&f.loading, "image-loading", "auto", "how image data is loaded on demand: auto, fanotify (Linux 6.14) or fuse")
+	c.RegisterFlagCompletionFunc("image-loading", cobra.FixedCompletions([]string{"auto", "fanotify", "fuse"}, cobra.ShellCompDirectiveNoFileComp))
+	size(&f.opts.ReadAhead, "image-read-ahead", up.DefaultReadAhead, "image data that is fetched ahead of a reader, at most; 0 is none")
+	size(&f.opts.BuildCache, "build-cache", up.DefaultBuildCache, "what builds keep for later ones, uncompressed; 0: no limit")
+	f.opts.BuildCacheAge = up.DefaultBuildCacheAge
+	fl.Var(newDuration(&f.opts.BuildCacheAge), "build-cache-age", "how long that stays without use; 0: for ever")
+	size(&f.opts.Collapse, "collapse-below", v1.DefaultCollapse, "merge neighbouring layers of images that are both smaller, in the background; 0: never")
 	size(&f.opts.ReserveMemory, "reserve-memory", up.DefaultReserveMemory, "memory that must be free for another sandbox to be admitted")
 	size(&f.opts.ReserveDisk, "reserve-disk", up.DefaultReserveDisk, "disk that must be free for another sandbox to be admitted")
 	return c
@@ -321,7 +328,9 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 		"--cpu-overcommit", fmt.Sprint(f.opts.CPUOvercommit), "--memory-overcommit", fmt.Sprint(f.opts.MemoryOvercommit),
 		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk)}
 	args = append(args, "--store", f.opts.Objects.Store, "--store-endpoint", f.opts.Objects.Endpoint, "--store-region", f.opts.Objects.Region,
-		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache), "--lazy", string(f.opts.Lazy))
+		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache),
+		"--image-loading", f.loading, "--image-read-ahead", fmt.Sprint(f.opts.ReadAhead),
+		"--collapse-below", fmt.Sprint(f.opts.Collapse), "--build-cache", fmt.Sprint(f.opts.BuildCache), "--build-cache-age", f.opts.BuildCacheAge.String())
 	if f.insecure {
 		args = append(args, "--insecure")
 	}

@@ -21,7 +21,8 @@ type Spec struct {
 	ID         string
 	Generation uint64 // of the create; a name may never be reused by another generation
 	Sandbox    v1.Spec
-	Image      *v1.Image // nil for backends that need none
+	SecretEnv  map[string]string // for Create: over the others', and kept nowhere
+	Image      *v1.Image         // nil for backends that need none
 }
 
 // Backend runs sandboxes of one kind on this node.
@@ -90,8 +91,8 @@ type OOMCounter interface {
 // Packer is implemented by instances whose changes can be packed into a layer.
 type Packer interface {
 	// Pack writes what the sandbox changed of its image as one more layer. The sandbox
-	// stands still meanwhile, for a minute at most, and runs on whatever comes of it.
-	// Errors: those of snapshot.Pack and freeze.Group.Freeze.
+	// stands still for a part of that, a minute at most, and runs on whatever comes of it; of large
+	// changes, most is read before. Errors: those of snapshot.Packing and freeze.Group.Freeze.
 	Pack(ctx context.Context, o PackOptions) (layer.Result, snapshot.Manifest, error)
 }
 
@@ -104,6 +105,13 @@ type PackOptions struct {
 	// since that pack, and goes on top of its layer.
 	Since, Next *snapshot.Seen
 	Progress    func(bytes, entries int64)
+	Times       *PackTimes // filled if set
+}
+
+// PackTimes is how long a Pack took of what.
+type PackTimes struct {
+	Frozen time.Duration // the longest time that the sandbox stood still
+	Ahead  time.Duration // reading before that, while it ran
 }
 
 // StepReport is told the name and duration of each finished step.

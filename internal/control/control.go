@@ -52,12 +52,16 @@ type Config struct {
 	Version string
 	Watcher watcher.Config
 
-	StreamTimeout time.Duration // of readers of streams of lines; 0: 30 s
-	BodyTimeout   time.Duration // for a request's JSON to come; 0: 10 s
-	UploadTimeout time.Duration // for an upload to send something; 0: apiserver's default
-	Imports       int           // at a time; 0: apiserver's default
-	TokenConns    int           // kept open by one token; 0: apiserver's default
-	TokenStreams  int           // Aether streams of one token; 0: apiserver's default
+	StreamTimeout   time.Duration // of readers of streams of lines; 0: 30 s
+	BodyTimeout     time.Duration // for a request's JSON to come; 0: 10 s
+	UploadTimeout   time.Duration // for an upload to send something; 0: apiserver's default
+	Imports         int           // at a time; 0: apiserver's default
+	TokenConns      int           // kept open by one token; 0: apiserver's default
+	BuildCacheAge   time.Duration // what builds keep goes when it was not used for so long; 0: never
+	BuildCacheBytes int64         // and beyond so many bytes of it; 0: never
+	CollapseBelow   int64         // small layers are merged if they are smaller; 0: never
+	CollapseEvery   time.Duration // between looks for such; 0: apiserver's default
+	TokenStreams    int           // Aether streams of one token; 0: apiserver's default
 }
 
 // Control is a running control plane.
@@ -116,7 +120,10 @@ func (c *Control) start(ctx context.Context) error {
 	c.registry = watcher.NewRegistry(c.cfg.Watcher)
 	c.pool = edges.New(edges.Config{Token: edgeToken(signer), Agent: "dsec apiserver " + c.cfg.Version, TLS: c.cfg.EdgeTLS, Log: c.cfg.Log})
 	c.api = apiserver.New(apiserver.Config{
-		Objects: c.cfg.Objects.Store, ObjectsBehind: c.cfg.Objects.Behind,
+		BuildCacheAge: c.cfg.BuildCacheAge, BuildCacheBytes: c.cfg.BuildCacheBytes,
+		CollapseBelow: c.cfg.CollapseBelow,
+		CollapseEvery: c.cfg.CollapseEvery,
+		Objects:       c.cfg.Objects.Store, ObjectsBehind: c.cfg.Objects.Behind,
 		Images: c.store, Claims: c.store, Ping: c.store.Ping, IAM: access, Registry: c.registry, Edges: c.pool, Signer: signer,
 		Metrics: c.cfg.Metrics, Log: c.cfg.Log, Version: c.cfg.Version, TLS: c.cfg.TLS, StreamTimeout: c.cfg.StreamTimeout, BodyTimeout: c.cfg.BodyTimeout,
 		UploadTimeout: c.cfg.UploadTimeout, Imports: c.cfg.Imports, TokenConns: c.cfg.TokenConns, TokenStreams: c.cfg.TokenStreams,

@@ -73,11 +73,12 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, ForkOf: req.ForkOf, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
 		Steps: map[string]float64{},
 	})
+	s.secrets = req.SecretEnv
 	// The create outlives no caller: who went away would never learn of the sandbox.
 	var cctx context.Context
 	cctx, s.cancel = context.WithCancel(ctx)
 	if req.Image != nil {
-		s.view.ImageDigest, s.view.Parts = req.Image.Digest, req.Image.Parts
+		s.view.ImageDigest, s.view.Parts = req.Image.Digest, v1.WithoutLayers(req.Image.Parts)
 	}
 	if ttl := req.Spec.MaxTTL.Duration(); ttl > 0 {
 		t := now.Add(ttl)
@@ -126,7 +127,8 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 	if err == nil {
 		e.feed.changed(v)
 		var instance backend.Instance
-		instance, err = s.backend.Create(s.create, backend.Spec{ID: v.ID, Generation: v.Generation, Sandbox: v.Spec, Image: s.image}, report)
+		instance, err = s.backend.Create(s.create, backend.Spec{ID: v.ID, Generation: v.Generation, Sandbox: v.Spec, Image: s.image, SecretEnv: s.secrets}, report)
+		s.secrets = nil
 		if err == nil {
 			s.mu.Lock()
 			s.instance = instance

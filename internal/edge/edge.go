@@ -57,6 +57,10 @@ type Images interface {
 	// Pack stores a snapshot: the layers of what it is made on and one more. Too long a
 	// chain of layers is flattened. On error nothing is left.
 	Pack(ctx context.Context, p Pack) (v1.Image, error)
+	// Collapse merges neighbouring layers that are both smaller than below, if the image then
+	// has at least so many less; otherwise it returns the image as it is. Name, digest and what
+	// the image shows stay. What it replaces stays for as long as somebody may be told of it.
+	Collapse(ctx context.Context, img *v1.Image, below int64, least int, progress func(v1.ImageProgress)) (v1.Image, error)
 	// Roots are the layers of images made here that the catalogue may not have yet.
 	Roots() ([]v1.Layer, error)
 	// Cache says what is here; with layers, of these and no others.
@@ -117,6 +121,7 @@ type Edge struct {
 	stopping atomic.Bool
 	stop     chan struct{}
 	removing chan struct{} // holds one for each removal at work
+	merging  chan struct{} // holds one while an image's layers are merged
 	wg       sync.WaitGroup
 
 	createsOK, createsFailed atomic.Int64

@@ -65,6 +65,9 @@ func (noImages) Export(context.Context, *v1.Image, string, io.Writer) error {
 func (noImages) Pack(context.Context, Pack) (v1.Image, error) {
 	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
 }
+func (noImages) Collapse(context.Context, *v1.Image, int64, int, func(v1.ImageProgress)) (v1.Image, error) {
+	return v1.Image{}, errs.New(errs.NotSupported, "test", "no images")
+}
 func (noImages) Roots() ([]v1.Layer, error)     { return []v1.Layer{{MetaDigest: "own"}}, nil }
 func (noImages) Cache([]v1.Layer) v1.ImageCache { return v1.ImageCache{} }
 func (noImages) Warm(context.Context, *v1.Image, bool, func(done, total int64)) (bool, error) {
@@ -85,11 +88,12 @@ type bed struct {
 	capacity v1.Resources
 	largest  v1.Resources
 	wrap     func(backend.Backend) backend.Backend
+	images   Images
 	adopt    time.Duration
 }
 
 func newBed(t *testing.T) *bed {
-	b := &bed{t: t, dir: t.TempDir(), cluster: &fakeCluster{superseded: make(chan struct{})}, boot: "boot1",
+	b := &bed{t: t, dir: t.TempDir(), cluster: &fakeCluster{superseded: make(chan struct{})}, boot: "boot1", images: noImages{},
 		capacity: v1.Resources{Slots: 100, CPUMillis: 1 << 40, MemoryBytes: 1 << 50}}
 	b.now.Store(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixNano())
 	b.free.Store(1 << 40)
@@ -116,7 +120,7 @@ func (b *bed) tryStart() (*Edge, error) {
 		be = b.wrap(be)
 	}
 	e, err := Start(b.t.Context(), Config{
-		Dir: filepath.Join(b.dir, "edge"), Listen: "unix:" + filepath.Join(b.dir, "edge.sock"), Backends: []backend.Backend{be}, Images: noImages{}, Cluster: b.cluster,
+		Dir: filepath.Join(b.dir, "edge"), Listen: "unix:" + filepath.Join(b.dir, "edge.sock"), Backends: []backend.Backend{be}, Images: b.images, Cluster: b.cluster,
 		Capacity: b.capacity, Largest: b.largest, Reserve: Reserve{MemoryBytes: 1 << 30}, Log: slog.New(slog.DiscardHandler),
 		Now:    func() time.Time { return time.Unix(0, b.now.Add(int64(time.Millisecond))).UTC() },
 		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot, AdoptTime: b.adopt,

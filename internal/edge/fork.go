@@ -40,7 +40,7 @@ func (e *Edge) fork(ctx context.Context, req *v1.EdgeFork, tell func(v1.CreateRe
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			v, err := e.create(ctx, &v1.EdgeCreate{ID: id, Spec: spec, Image: &img, ForkOf: req.ID})
+			v, err := e.create(ctx, &v1.EdgeCreate{ID: id, Spec: spec, Image: &img, ForkOf: req.ID, SecretEnv: req.SecretEnv})
 			r := v1.CreateResult{Sandbox: &v}
 			if err != nil {
 				r = v1.CreateResult{Error: v1.ProblemOf(err)}

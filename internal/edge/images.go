@@ -11,24 +11,30 @@ import (
 )
 
 // serveImageRoots answers which layers the object store must keep for this node: those of
-// its sandboxes, in whatever state, and of images made here.
+// its sandboxes, in whatever state, of what their next packs may be made on, and of images made here.
 func (e *Edge) serveImageRoots(context.Context, *aether.Stream, *msg.Empty) (*msg.Document, error) {
 	roots, err := e.cfg.Images.Roots()
 	if err != nil {
 		return nil, err
 	}
 	seen := map[v1.Layer]bool{}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, s := range e.sandboxes {
-		if s.image == nil {
-			continue
-		}
-		for _, l := range s.image.Layers {
+	add := func(img *v1.Image) {
+		for _, l := range img.Layers {
 			if !seen[l] {
 				seen[l] = true
 				roots = append(roots, l)
 			}
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range e.sandboxes {
+		if s.image != nil {
+			add(s.image)
+		}
+		// The catalogue may have the image with other layers by now, or lose it at any time.
+		if s.last != nil && e.cfg.Images.Has(s.last.image.Digest) {
+			add(&s.last.image)
 		}
 	}
 	return document(roots)
@@ -64,6 +70,39 @@ func (e *Edge) serveImageWarm(ctx context.Context, s *aether.Stream) (aether.Mes
 	}
 	last.Trace, last.End = traced, true
 	return document(last)
+}
+
+// serveImageCollapse merges small layers of an image. One image is at work at a time; others
+// wait for their turn. Whoever asked and goes away, and the edge's end, end it.
+func (e *Edge) serveImageCollapse(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	req, err := asked[v1.EdgeCollapse](s)
+	if err != nil {
+		return nil, err
+	}
+	ctx, end, tell := teller(ctx, s)
+	defer end()
+	select {
+	case e.merging <- struct{}{}:
+		defer func() { <-e.merging }()
+	case <-e.stop:
+		return nil, errs.New(errs.RequestCanceled, "image.collapse", "the edge is going down")
+	case <-ctx.Done():
+		return nil, errs.Wrap(errs.RequestCanceled, "image.collapse", "wait for another image's layers to be merged", ctx.Err())
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-e.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	img, err := e.cfg.Images.Collapse(ctx, &req.Image, req.Below, req.Least, tell)
+	if err != nil {
+		return nil, err
+	}
+	return document(img)
 }
 
 func (e *Edge) serveImageEvict(_ context.Context, _ *aether.Stream, d *msg.Document) (*msg.Document, error) {

@@ -53,14 +53,20 @@ func (e *Edge) rememberPack(s *sandbox, l *lastPack) {
 		return
 	}
 	freed := s.last.entries()
-	s.last = nil
-	if e.packMemory.hold(l.entries(), freed) && l.entries() > 0 {
-		s.last = l
+	if !e.packMemory.hold(l.entries(), freed) || l.entries() == 0 {
+		l = nil
 	}
+	e.setLast(s, l)
 }
 
 // forgetPack is called when no pack can begin any more.
 func (e *Edge) forgetPack(s *sandbox) {
 	e.packMemory.hold(0, s.last.entries())
-	s.last = nil
+	e.setLast(s, nil)
+}
+
+func (e *Edge) setLast(s *sandbox, l *lastPack) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s.last = l
 }

@@ -26,7 +26,7 @@ type Pack struct {
 }
 
 // snapshot packs what a sandbox changed into an image of this node. The sandbox stands
-// still for as long as its changes are read. One pack of a sandbox runs at a time; the
+// still while its changes are read, or what is left of them to read. One pack of a sandbox runs at a time; the
 // sandbox's end ends it.
 func (e *Edge) snapshot(ctx context.Context, req *v1.EdgeSnapshot, progress func(v1.ImageProgress)) (v1.Image, error) {
 	s := e.get(req.ID)
@@ -82,14 +82,15 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 		config = *p.config
 	}
 	tell := Thin(p.progress)
+	var times backend.PackTimes
 	for {
 		next := &snapshot.Seen{}
 		img, err := e.cfg.Images.Pack(ctx, Pack{
 			On: on, Config: config, Plain: p.plain,
-			About: v1.Snapshot{Source: v.ID, Parents: parentsOf(on), Labels: v.Spec.Labels, Temporary: p.temporary},
+			About: v1.Snapshot{Source: v.ID, Parents: parentsOf(on), Parts: partsOf(on), Labels: v.Spec.Labels, Temporary: p.temporary},
 			Write: func(data layer.Blob, meta io.Writer) (layer.Result, snapshot.Manifest, error) {
 				res, man, err := packer.Pack(ctx, backend.PackOptions{
-					Data: data, Meta: meta, LeaveOut: p.leaveOut, Since: since, Next: next,
+					Data: data, Meta: meta, LeaveOut: p.leaveOut, Since: since, Next: next, Times: &times,
 					Progress: func(bytes, entries int64) { tell(v1.ImageProgress{Phase: "pack", Done: bytes, Entries: entries}) },
 				})
 				if err == nil {
@@ -104,10 +105,13 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 		}
 		if err == nil {
 			e.rememberPack(s, &lastPack{img, next})
+			img.Pack = &v1.PackTimes{FrozenMS: milliseconds(times.Frozen), ReadAheadMS: milliseconds(times.Ahead)}
 		}
 		return img, err
 	}
 }
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // packOn notes that a pack is made on an image, which is then not removed, unless it is gone
 // already. An empty digest ends that.
@@ -124,6 +128,14 @@ func parentsOf(img *v1.Image) []string {
 		return img.Snapshot.Parents // it goes before the snapshot does
 	}
 	return img.Digests()
+}
+
+// partsOf are the images at the bottom of a snapshot of a sandbox of img, if there are several.
+func partsOf(img *v1.Image) []v1.ImagePart {
+	if len(img.Parts) == 0 && img.Snapshot != nil {
+		return img.Snapshot.Parts
+	}
+	return img.Parts
 }
 
 // configOf is the configuration by which a sandbox of the snapshot runs programs as the

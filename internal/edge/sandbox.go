@@ -32,13 +32,14 @@ type sandbox struct {
 	admitted sync.Once       // done when need was given back
 	create   context.Context // of its create or adoption; ends with the caller or a removal
 	cancel   context.CancelFunc
-	created  chan struct{}   // closed when its create, or its adoption, has ended, well or not
-	removed  chan struct{}   // closed when nothing of it is left
-	packedOn string          // digest of the image that a pack is being made on, with the edge's mu
-	life     context.Context // ends when its removal begins or it died
+	created  chan struct{}     // closed when its create, or its adoption, has ended, well or not
+	removed  chan struct{}     // closed when nothing of it is left
+	secrets  map[string]string // environment that is for the backend's create alone
+	packedOn string            // digest of the image that a pack is being made on, with the edge's mu
+	life     context.Context   // ends when its removal begins or it died
 	stop     context.CancelFunc
 	packs    chan struct{} // holds a token while the sandbox is packed
-	last     *lastPack     // its last pack, for whoever holds the token
+	last     *lastPack     // its last pack, for whoever holds the token; changed with the edge's mu, too
 
 	mu       sync.Mutex
 	view     v1.Sandbox // replaced as a whole; what was given out never changes

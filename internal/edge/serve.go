@@ -64,6 +64,7 @@ func (e *Edge) handlers() map[string]aether.Handler {
 		"image.roots":      control(aether.Unary(e.serveImageRoots)),
 		"image.cache":      control(aether.Unary(e.serveImageCache)),
 		"image.warm":       control(e.serveImageWarm),
+		"image.collapse":   control(e.serveImageCollapse),
 		"image.evict":      control(aether.Unary(e.serveImageEvict)),
 		"image.trim":       control(aether.Unary(e.serveImageTrim)),
 	}

@@ -116,3 +116,66 @@ func TestUndoingACreateIsTriedAgain(t *testing.T) {
 		t.Errorf("something is left: %+v", n)
 	}
 }
+
+// slowImages is at work on an image's layers until it is told to stop.
+type slowImages struct {
+	noImages
+	begun chan string
+}
+
+func (i slowImages) Collapse(ctx context.Context, img *v1.Image, _ int64, _ int, _ func(v1.ImageProgress)) (v1.Image, error) {
+	i.begun <- img.Digest
+	<-ctx.Done()
+	return v1.Image{}, errs.Wrap(errs.RequestCanceled, "test", "merge", ctx.Err())
+}
+
+// Layers of one image are merged at a time; whoever waits or works for somebody who goes away ends, and
+// so does all of it when the edge stops.
+func TestCollapsesWaitAndEnd(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	images := slowImages{begun: make(chan string, 10)}
+	b.images = images
+	e := b.start()
+	c := b.control(e)
+	collapse := func(digest string) (end context.CancelFunc, failed chan error) {
+		ctx, cancel := context.WithCancel(t.Context())
+		doc, err := document(v1.EdgeCollapse{Image: v1.Image{Digest: digest}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		failed = make(chan error, 1)
+		go func() { failed <- c.Call(ctx, "", "image.collapse", doc, &msg.Document{}) }()
+		return cancel, failed
+	}
+	endFirst, first := collapse("first")
+	if got := <-images.begun; got != "first" {
+		t.Fatal(got)
+	}
+	endSecond, second := collapse("second")
+	select {
+	case got := <-images.begun:
+		t.Fatalf("%s is at work beside the first", got)
+	case err := <-second:
+		t.Fatal(err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	endSecond()
+	<-second
+	_, third := collapse("third")
+	endFirst()
+	<-first
+	for got := <-images.begun; got != "third"; got = <-images.begun { // the second's end may not have come yet when its turn did
+		if got != "second" {
+			t.Fatalf("%s is at work", got)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := e.Close(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := <-third; err == nil {
+		t.Error("the work that the stop ended is reported as done")
+	}
+}

@@ -10,13 +10,16 @@ const (
 
 // Image describes a stored image. Names are not part of it: the catalogue has them.
 type Image struct {
-	Digest        string   `json:"digest"` // "sha256:…" over what the image is: not the time, nor where it is
-	CreatedUnixMS int64    `json:"created_unix_ms"`
-	SizeBytes     int64    `json:"size_bytes"` // on disk, all layers
-	Files         int64    `json:"files"`      // entries, all layers
-	Layers        []Layer  `json:"layers"`     // lowest first
-	Config        Config   `json:"config"`
-	Notes         []string `json:"notes,omitempty"` // what the import left out, and why
+	Digest        string  `json:"digest"` // "sha256:…" over what the image is: not the time, nor where it is
+	CreatedUnixMS int64   `json:"created_unix_ms"`
+	SizeBytes     int64   `json:"size_bytes"` // on disk, all layers
+	Files         int64   `json:"files"`      // entries, all layers
+	Layers        []Layer `json:"layers"`     // lowest first
+	// Made are the layers that the image was made of, if some were merged since; the digest is over these.
+	Made []Layer `json:"made,omitempty"`
+
+	Config Config   `json:"config"`
+	Notes  []string `json:"notes,omitempty"` // what the import left out, and why
 
 	Snapshot *Snapshot `json:"snapshot,omitempty"` // if it was made of a sandbox
 }
@@ -25,6 +28,7 @@ type Image struct {
 type Snapshot struct {
 	Source    string            `json:"source"`              // the sandbox's id
 	Parents   []string          `json:"parents"`             // digests of images
+	Parts     []Part            `json:"parts,omitempty"`     // that the sandbox was composed of, the base first; none: of one image
 	Labels    map[string]string `json:"labels,omitempty"`    // the sandbox's
 	Temporary bool              `json:"temporary,omitempty"` // goes with the last sandbox that uses it
 	Entries   int64             `json:"entries"`             // of the newest layer
@@ -32,6 +36,14 @@ type Snapshot struct {
 	LeftOut   []string          `json:"left_out,omitempty"` // paths, the first hundred
 	Omitted   int64             `json:"left_out_count,omitempty"`
 	Notes     []string          `json:"notes,omitempty"`
+}
+
+// Part is one image of a composition, with its layers as they were in it.
+type Part struct {
+	Kind   string  `json:"kind"`
+	Name   string  `json:"name,omitempty"`
+	Digest string  `json:"digest"`
+	Layers []Layer `json:"layers,omitempty"` // lowest first, not where they are
 }
 
 // Layer is one read-only layer: a metadata blob and, unless everything fits in

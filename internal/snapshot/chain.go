@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 
 	"dsec/api/v1/errs"
 	"dsec/internal/image"
@@ -74,6 +75,43 @@ func (c Chain) Replace(from, to int, flat image.Layer) (Chain, error) {
 	}
 	out := append(c[:from:from], l)
 	return append(out, c[to:]...), nil
+}
+
+// Made returns the layers that the chain's were made of, lowest first: those that were
+// merged in the place of what they were merged into.
+func (c Chain) Made() []image.Layer {
+	var out []image.Layer
+	for _, l := range c {
+		if l.Replaces != nil {
+			out = append(out, l.Replaces...)
+		} else {
+			out = append(out, l.Layer)
+		}
+	}
+	return out
+}
+
+// CheckParts says whether the chain begins with the layers of parts that it was composed of, the lowest part
+// first, and whether each of those is whole by itself: image_corrupt if not. A layer that several
+// parts have counts in the highest.
+func (c Chain) CheckParts(parts []Chain) error {
+	var want []image.Layer
+	for n, p := range parts {
+		if err := p.Check(); err != nil {
+			return errs.Wrap(errs.ImageCorrupt, chainPhase, fmt.Sprintf("part %d", n+1), err)
+		}
+		for _, l := range p {
+			want = slices.DeleteFunc(want, func(low image.Layer) bool { return low.MetaDigest == l.Layer.MetaDigest })
+			want = append(want, l.Layer)
+		}
+	}
+	have := c.Made()
+	for i, w := range want {
+		if i >= len(have) || have[i].MetaDigest != w.MetaDigest || have[i].DataDigest != w.DataDigest {
+			return errs.New(errs.ImageCorrupt, chainPhase, fmt.Sprintf("layer %d of the chain is not that of the images that it is composed of", i+1)).With("want", w.MetaDigest)
+		}
+	}
+	return nil
 }
 
 // Check says whether each layer is on top of what it was made on: image_corrupt if not,

@@ -114,3 +114,40 @@ func TestPlan(t *testing.T) {
 		}
 	}
 }
+
+// A chain is checked against the parts that it was composed of, also when their layers were merged since.
+func TestChainsAreCheckedAgainstTheirParts(t *testing.T) {
+	t.Parallel()
+	base, tool := chainOf(1, 2), snapshot.Chain(nil).On(layerN(10, 1)).On(layerN(1, 2)).On(layerN(11, 1)) // the second layer of base, too
+	parts := []snapshot.Chain{base, tool}
+	var c snapshot.Chain
+	for _, n := range []int{0, 10, 1, 11, 20, 21} {
+		c = c.On(layerN(n, 1))
+	}
+	if err := c.CheckParts(parts); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []snapshot.Range{{From: 0, To: 2}, {From: 1, To: 5}, {From: 4, To: 6}} {
+		merged, err := c.Replace(r.From, r.To, layerN(30, 1))
+		if err == nil {
+			err = errors.Join(merged.Check(), merged.CheckParts(parts))
+		}
+		if err != nil {
+			t.Errorf("%+v merged: %v", r, err)
+		}
+	}
+	other := snapshot.Chain(nil).On(layerN(0, 1)).On(layerN(2, 1)).On(layerN(1, 1))
+	broken := append(snapshot.Chain(nil), tool...)
+	broken[1].Parent = "else"
+	for what, parts := range map[string][]snapshot.Chain{
+		"other order": {tool, base}, "one missing": {tool}, "one more": {base, tool, other}, "another layer": {base, tool[:1], other}, "a part that is not whole": {base, broken},
+		"more than there is": {c, snapshot.Chain(nil).On(layerN(40, 1))},
+	} {
+		if err := c.CheckParts(parts); !errors.Is(err, errs.ImageCorrupt) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := c.CheckParts(nil); err != nil {
+		t.Error(err)
+	}
+}

@@ -17,7 +17,9 @@
 // A pack can remember what it saw ([Seen]); the next one of the same upper then makes a layer of what changed
 // since, to go on top of the first's.
 //
-// Start reading at pack.go, then writer.go and dir.go; seen.go has what is remembered, and flatten.go resolves
+// While the sandbox runs, a pack can read ahead what will likely be the same when it stands still.
+//
+// Start reading at pack.go, then writer.go and dir.go; seen.go has what is remembered, ahead.go what is read before, and flatten.go resolves
 // names as the kernel does.
 //
 // It must not know of edges, catalogues, stores or cgroup layouts: it is given descriptors.

@@ -5,7 +5,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"time"
 
 	"dsec/api/v1/errs"
 	"dsec/internal/image/layer"
@@ -13,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options of a Pack.
+// Options of a Packing.
 type Options struct {
 	Upper int        // descriptor of the upper directory (O_PATH is enough); stays the caller's
 	Blob  layer.Blob // takes file contents, from start to end
@@ -36,13 +35,9 @@ type Options struct {
 	// it. ErrWhole if that cannot be done, as with other patterns to leave out; the layer is of
 	// no use then.
 	Since *Seen
-	// Next, if set, is filled with what this Pack sees. That takes Stopped, since when
-	// nothing was written, and Mapped, the files (absolute paths) that programs have mapped
-	// to write to: their memory changes without a trace in the file's times. If there are
-	// any, files with several names count as mapped.
-	Next    *Seen
-	Stopped time.Time
-	Mapped  map[string]bool
+	// Next, if set, is filled with what this Pack sees.
+	Next  *Seen
+	Still Still // for Pack; the zero value: nothing can be relied upon later, so that Next stays empty
 
 	Platform Platform
 	Limits   Limits
@@ -50,47 +45,92 @@ type Options struct {
 	Progress func(bytes, entries int64)
 }
 
-// Pack makes a layer of the upper directory of an overlay: mounted on top of the layers that
+// Packing makes a layer of the upper directory of an overlay: mounted on top of the layers that
 // the overlay had, it shows what the overlay showed, to any sandbox.
 //
-// Nothing in the sandbox should run meanwhile (package freeze). If something does, the result
-// is one of: the layer, of a state that may never have been at any one moment but in which
-// each file is whole, with a note if something vanished; or state_conflict, retryable, if a file
-// was written while it was read. (Writes through a shared mapping cannot be seen.) What the
-// sandbox does can never lead the walk out of the upper.
+// Its steps are Begin, as often as it is worth it Mark and ReadAhead, then Mark, Walk, Finish, and
+// always Close. Nothing in the sandbox should run during Mark, and from the last one to the end of
+// Walk (package freeze); anything may during the others. If
+// something does, the result is one of: the layer, of a state that may never have been at any one
+// moment but in which each file is whole, with a note if something vanished; or state_conflict,
+// retryable, if a file was written while it was read. (Writes through a shared mapping cannot be
+// seen.) What the sandbox does can never lead a walk out of the upper.
 //
 // Files' data is neither flushed nor synchronised; that is the caller's. The overlay must
 // not have been mounted with metacopy=on: not_supported. Other errors: bad_request (a
 // pattern), body_too_large (a limit), disk_full, request_canceled, internal_error.
-func Pack(ctx context.Context, o Options) (layer.Result, Manifest, error) {
+type Packing struct {
+	*packer
+	meta     io.Writer
+	root     *dir
+	states   []state
+	platform *platformNode
+}
+
+// Begin starts a Packing. After an error there is nothing to close.
+func Begin(o Options) (*Packing, error) {
 	states, err := compileLeaveOut(o.LeaveOut)
 	if err != nil {
-		return layer.Result{}, Manifest{}, err
+		return nil, err
 	}
 	w := newWriter(o.Blob, o.IDs, o.Limits, o.Progress)
-	defer w.dirs.close()
 	p := &packer{writer: w, links: map[uint64]*link{}, remember: len(states) > 0, memory: o.memory()}
 	if p.since != nil && !slices.Equal(p.since.patterns, o.LeaveOut) {
-		return layer.Result{}, Manifest{}, ErrWhole
+		return nil, ErrWhole
 	}
 	root, err := w.dirs.root(o.Upper)
 	if err != nil {
-		return layer.Result{}, Manifest{}, err
+		w.dirs.close()
+		return nil, err
 	}
-	if err := p.walk(ctx, root, states, o.Platform.tree()); err != nil {
-		return layer.Result{}, p.man, err
+	return &Packing{packer: p, meta: o.Meta, root: root, states: states, platform: o.Platform.tree()}, nil
+}
+
+// Mark says that all stands still.
+func (k *Packing) Mark(s Still) { k.still = still{s.Since.Add(-racy), mappedBelow(k.root, s.Mapped)} }
+
+// Walk reads the upper, but for the contents that were read ahead and are as they were.
+func (k *Packing) Walk(ctx context.Context) error {
+	k.b.Named()
+	if k.mapped == nil { // nothing can be relied upon later
+		k.next = nil
 	}
-	res, man, err := w.finish(o.Meta)
+	return k.walk(ctx, k.root, k.states, k.platform)
+}
+
+// Finish writes the metadata of what Walk has read.
+func (k *Packing) Finish() (layer.Result, Manifest, error) {
+	res, man, err := k.finish(k.meta)
 	if err == nil {
-		p.keep(p.top)
+		k.keep(k.top)
 	}
 	return res, man, err
+}
+
+// Close lets go of the upper.
+func (k *Packing) Close() { k.dirs.close() }
+
+// Pack is a Packing of what stands still all the time.
+func Pack(ctx context.Context, o Options) (layer.Result, Manifest, error) {
+	k, err := Begin(o)
+	if err != nil {
+		return layer.Result{}, Manifest{}, err
+	}
+	defer k.Close()
+	if !o.Still.Since.IsZero() {
+		k.Mark(o.Still)
+	}
+	if err := k.Walk(ctx); err != nil {
+		return layer.Result{}, k.man, err
+	}
+	return k.Finish()
 }
 
 // packer walks one upper.
 type packer struct {
 	*writer
 	memory
+	ahead    map[uint64]*readAhead // files' contents, by inode
 	top      *seenNode
 	links    map[uint64]*link // files with several names, by inode
 	remember bool             // names may have to be taken back
@@ -191,7 +231,10 @@ func (p *packer) entry(ctx context.Context, f *frame, it item) error {
 	if same, err := p.unchanged(f, it.name); same || err != nil {
 		return err
 	}
-	fl, err := p.open(f.dir, it)
+	fl, err := p.known(f.dir, it, f.platform.child(it.name))
+	if fl == nil && err == nil {
+		fl, err = p.open(f.dir, it)
+	}
 	if err != nil {
 		return err
 	}
@@ -232,6 +275,14 @@ func (p *packer) entry(ctx context.Context, f *frame, it item) error {
 
 // content adds a file that is seen for the first time.
 func (p *packer) content(ctx context.Context, f *frame, name string, fl *file, known *link) error {
+	if fl.ahead != nil {
+		p.man.Regular++
+		p.seeFile(f, name, &fl.st)
+		if known != nil {
+			known.entry, known.known = fl.ahead.entry, true
+		}
+		return f.out.Place(name, fl.ahead.entry)
+	}
 	a, m, err := p.attrs.attr(fl.fd, &fl.st, fl.opath)
 	if err != nil {
 		return err
@@ -303,7 +354,7 @@ func (p *packer) unchanged(f *frame, name string) (bool, error) {
 
 func (p *packer) seeFile(f *frame, name string, st *unix.Stat_t) {
 	if f.now != nil {
-		p.see(f.now, name, p.node(st, func() string { return f.dir.path() + "/" + name }))
+		p.see(f.now, name, p.node(st))
 	}
 }
 
@@ -363,7 +414,7 @@ func (p *packer) enter(parent *frame, d *dir, states []state, platform *platform
 // below it, f.was stays nil: all of it is packed.
 func (p *packer) lookBack(parent, f *frame, m marks) error {
 	if p.next != nil {
-		f.now = p.node(&f.st, nil)
+		f.now = p.node(&f.st)
 		f.now.opaque, f.now.redirect = m.opaque, m.redirect
 		if parent == nil {
 			p.top = f.now

@@ -68,35 +68,77 @@ func (n *seenNode) same(st *unix.Stat_t) bool {
 
 // memory is the part of a pack that looks back and remembers.
 type memory struct {
-	next    *Seen // nil: nothing is remembered
-	since   *Seen // nil: the layer has all
-	before  time.Time
-	mapped  map[string]bool
+	next  *Seen // nil: nothing is remembered
+	since *Seen // nil: the layer has all
+	still
 	forgets bool // there is too much
 }
 
-func (o *Options) memory() memory {
-	m := memory{next: o.Next, before: o.Stopped.Add(-racy), mapped: o.Mapped}
-	if o.Since.Entries() > 0 {
-		m.since = o.Since
-	}
-	if m.next != nil {
-		*m.next = Seen{patterns: slices.Clone(o.LeaveOut)}
-		if o.Stopped.IsZero() {
-			m.next = nil
+// Still says what stands still: since when nothing in the sandbox was written, and the files
+// (absolute paths) that programs have mapped to write to, whose memory changes without a trace
+// in the file's times. The path "" stands for files that have a name which is not known.
+type Still struct {
+	Since  time.Time
+	Mapped map[string]bool
+}
+
+// still is a moment in which nothing in the sandbox ran.
+type still struct {
+	before time.Time // a file whose time of change is earlier shows every write since
+	mapped *mapped
+}
+
+// unsure tells whether the file may have changed since, or change, without a trace.
+func (s *still) unsure(st *unix.Stat_t) bool {
+	return !time.Unix(st.Ctim.Sec, st.Ctim.Nsec).Before(s.before) || st.Mode&unix.S_IFMT == unix.S_IFREG && s.mapped.has(st.Ino)
+}
+
+// mapped are the inodes of files that programs have mapped to write to.
+type mapped struct {
+	all    bool // which they are is not known
+	inodes map[uint64]bool
+}
+
+func (m *mapped) has(ino uint64) bool { return m != nil && (m.all || m.inodes[ino]) }
+
+// mappedBelow finds the inodes of paths in the upper of root. What is not there has not been
+// written to, or has no name.
+func mappedBelow(root *dir, paths map[string]bool) *mapped {
+	m := &mapped{inodes: map[uint64]bool{}}
+	for path := range paths {
+		rel := strings.TrimPrefix(path, "/")
+		if rel == "" {
+			m.all = true
+			continue
+		}
+		fd, err := openBelow(root.fd, rel, unix.O_PATH)
+		if err == nil {
+			var st unix.Stat_t
+			err = unix.Fstat(fd, &st)
+			unix.Close(fd)
+			m.inodes[st.Ino] = true
+		}
+		if err != nil && !vanished(err) && err != unix.ENOTDIR {
+			m.all = true
 		}
 	}
 	return m
 }
 
-// node is what to remember of a file; path is asked for only if it matters.
-func (m *memory) node(st *unix.Stat_t, path func() string) *seenNode {
-	n := &seenNode{ino: st.Ino, ctime: st.Ctim, size: st.Size, typ: st.Mode & unix.S_IFMT}
-	n.unsure = !time.Unix(st.Ctim.Sec, st.Ctim.Nsec).Before(m.before)
-	if n.typ == unix.S_IFREG && len(m.mapped) > 0 {
-		n.unsure = n.unsure || st.Nlink > 1 || m.mapped[path()]
+func (o *Options) memory() memory {
+	m := memory{next: o.Next}
+	if o.Since.Entries() > 0 {
+		m.since = o.Since
 	}
-	return n
+	if m.next != nil {
+		*m.next = Seen{patterns: slices.Clone(o.LeaveOut)}
+	}
+	return m
+}
+
+// node is what to remember of a file.
+func (m *memory) node(st *unix.Stat_t) *seenNode {
+	return &seenNode{ino: st.Ino, ctime: st.Ctim, size: st.Size, typ: st.Mode & unix.S_IFMT, unsure: m.unsure(st)}
 }
 
 // see remembers that a directory has the name.

@@ -24,7 +24,8 @@ func (o *overlay) packSince(whole, last *stack, since *snapshot.Seen, opts snaps
 	next = &snapshot.Seen{}
 	// What was written is old enough for its time to be relied upon.
 	time.Sleep(15 * time.Millisecond)
-	opts.Next, opts.Stopped, opts.Since = next, time.Now().Add(50*time.Millisecond), since
+	opts.Next, opts.Since = next, since
+	opts.Still.Since = time.Now().Add(50 * time.Millisecond)
 	if since != nil {
 		var fd int
 		var l image.Layer
@@ -136,15 +137,15 @@ func TestAPackHasOnlyWhatChanged(t *testing.T) {
 	}
 
 	// What programs have mapped to write to is read again, and so is what changed just before.
-	opts.Mapped = map[string]bool{"/big": true}
+	opts.Still.Mapped = map[string]bool{"/big": true}
 	_, seen, _, _ = o.packSince(base, s, seen, opts)
-	opts.Mapped = nil
+	opts.Still.Mapped = nil
 	if _, _, man, ok = o.packSince(base, s2, seen, opts); !ok || man.Regular != 1 || man.Bytes != 8<<20 {
 		t.Errorf("after a mapping, alone %v: %+v", ok, man)
 	}
 	next := &snapshot.Seen{}
 	o.mustDo(put("fresh"))
-	o.pack(snapshot.Options{LeaveOut: opts.LeaveOut, Next: next, Stopped: time.Now()})
+	o.pack(snapshot.Options{LeaveOut: opts.LeaveOut, Next: next, Still: snapshot.Still{Since: time.Now()}})
 	if _, _, man, ok = o.packSince(base, s2, next, opts); !ok || man.Regular == 0 {
 		t.Errorf("what was written just before, alone %v: %+v", ok, man)
 	}

@@ -84,9 +84,14 @@ type file struct {
 	fd    int
 	opath bool // not for reading
 	st    unix.Stat_t
+	ahead *readAhead // its content is known, and fd is -1
 }
 
-func (f *file) close() { unix.Close(f.fd) }
+func (f *file) close() {
+	if f.fd >= 0 {
+		unix.Close(f.fd)
+	}
+}
 
 // open opens what the name is in d. Only regular files are opened for reading.
 func (w *writer) open(d *dir, it item) (*file, error) {

@@ -95,7 +95,7 @@ func RemoveSandboxes(ctx context.Context, data string) (removed int, err error) 
 		return 0, err
 	}
 	defer h.Close()
-	b, err := Containers(ctx, data, nil, nil)
+	b, err := Containers(ctx, data, nil, nil, nil)
 	if err != nil {
 		return 0, err
 	}

@@ -3,35 +3,45 @@ package up
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"dsec/internal/image/account"
 	"dsec/internal/image/lazy"
 )
 
 // cacheMetrics tells of this node's cache of image data when it is scraped.
 type cacheMetrics struct {
 	cache                                                      *lazy.Cache
+	readers                                                    *account.Book
 	used, limit, read, fetched, ahead, evicted, fetches, reads *prometheus.Desc
+	forBytes, forWait, oneBytes, oneWait                       *prometheus.Desc
 }
 
-func newCacheMetrics(c *lazy.Cache) *cacheMetrics {
+// toldApart is how many sandboxes have series of their own.
+const toldApart = 1000
+
+func newCacheMetrics(c *lazy.Cache, readers *account.Book) *cacheMetrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("dsec_image_cache_"+name, help, labels, nil)
 	}
 	return &cacheMetrics{
-		cache:   c,
-		used:    desc("bytes", "Image data on this node."),
-		limit:   desc("limit_bytes", "What --image-cache allows; 0 is no limit."),
-		read:    desc("read_bytes_total", "Image data that readers asked for."),
-		fetched: desc("fetched_bytes_total", "Image data fetched from the object store."),
-		ahead:   desc("ahead_bytes_total", "Of it, what was fetched ahead of a reader."),
-		evicted: desc("evicted_bytes_total", "Image data evicted."),
-		fetches: desc("fetches_total", "Fetches from the object store."),
-		reads:   desc("reads_total", "Reads of image data that is not all here, by result: hit, wait or error.", "result"),
+		cache: c, readers: readers,
+		used:     desc("bytes", "Image data on this node."),
+		limit:    desc("limit_bytes", "What --image-cache allows; 0 is no limit."),
+		read:     desc("read_bytes_total", "Image data that readers asked for."),
+		fetched:  desc("fetched_bytes_total", "Image data fetched from the object store."),
+		ahead:    desc("ahead_bytes_total", "Of it, what was fetched ahead of a reader."),
+		evicted:  desc("evicted_bytes_total", "Image data evicted."),
+		fetches:  desc("fetches_total", "Fetches from the object store."),
+		reads:    desc("reads_total", "Reads of image data that is not all here, by result: hit, wait or error.", "result"),
+		forBytes: desc("use_bytes_total", "Image data by who used it, sandboxes or others (warm-ups, say), and kind: read, waited (of it, what was not here), fetched. Each sandbox's own are in its usage.", "by", "kind"),
+		oneBytes: prometheus.NewDesc("dsec_sandbox_image_bytes", "The same of each sandbox, of the 1000 for which most was fetched.", []string{"sandbox", "kind"}, nil),
+		oneWait:  prometheus.NewDesc("dsec_sandbox_image_wait_seconds", "Time that the sandbox's programs waited for image data.", []string{"sandbox"}, nil),
+		forWait:  desc("use_wait_seconds_total", "Time that readers waited for image data, by who they are: sandboxes or others.", "by"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (m *cacheMetrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.used, m.limit, m.read, m.fetched, m.ahead, m.evicted, m.fetches, m.reads} {
+	for _, d := range []*prometheus.Desc{m.used, m.limit, m.read, m.fetched, m.ahead, m.evicted, m.fetches, m.reads, m.forBytes, m.forWait, m.oneBytes, m.oneWait} {
 		ch <- d
 	}
 }
@@ -52,4 +62,17 @@ func (m *cacheMetrics) Collect(ch chan<- prometheus.Metric) {
 	send(m.reads, prometheus.CounterValue, t.Hits, "hit")
 	send(m.reads, prometheus.CounterValue, t.Reads-t.Hits-t.Failed, "wait")
 	send(m.reads, prometheus.CounterValue, t.Failed, "error")
+	owned, others := m.readers.Totals()
+	for by, u := range map[string]lazy.Use{"sandboxes": owned, "others": others} {
+		send(m.forBytes, prometheus.CounterValue, u.Read, by, "read")
+		send(m.forBytes, prometheus.CounterValue, u.Waited, by, "waited")
+		send(m.forBytes, prometheus.CounterValue, u.Fetched, by, "fetched")
+		ch <- prometheus.MustNewConstMetric(m.forWait, prometheus.CounterValue, u.Wait.Seconds(), by)
+	}
+	for _, u := range m.readers.Most(toldApart) {
+		send(m.oneBytes, prometheus.CounterValue, u.Read, u.Owner, "read")
+		send(m.oneBytes, prometheus.CounterValue, u.Waited, u.Owner, "waited")
+		send(m.oneBytes, prometheus.CounterValue, u.Fetched, u.Owner, "fetched")
+		ch <- prometheus.MustNewConstMetric(m.oneWait, prometheus.CounterValue, u.Wait.Seconds(), u.Owner)
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"dsec/internal/image/account"
 	"dsec/internal/image/lazy"
 	"dsec/internal/image/object"
 	imagestore "dsec/internal/image/store"
@@ -92,13 +93,20 @@ func (n *node) openImages(ctx context.Context) (err error) {
 	if n.keepers, err = keeper.Start(ctx, cfg); err != nil {
 		return fmt.Errorf("start the keepers: %w", err)
 	}
+	readAhead := n.opts.ReadAhead
+	if readAhead == 0 {
+		readAhead = -1
+	}
+	if n.readers, err = account.New(time.Now); err != nil {
+		return err
+	}
 	n.images, err = imagestore.Open(ctx, n.path(imagesDir), imagestore.Options{
-		Objects: n.objects, Log: n.opts.Log, Lazy: lazy.Options{Mode: n.opts.Lazy, Limit: n.opts.ImageCache, Holder: n.keepers},
+		Objects: n.objects, Log: n.opts.Log, Lazy: lazy.Options{Mode: n.opts.Loading, Readahead: readAhead, Limit: n.opts.ImageCache, Holder: n.keepers, Accountant: n.readers},
 	})
 	if err != nil {
 		return fmt.Errorf("open the image store: %w", err)
 	}
-	if err := n.metrics.Register(newCacheMetrics(n.images.Cache())); err != nil {
+	if err := n.metrics.Register(newCacheMetrics(n.images.Cache(), n.readers)); err != nil {
 		return err
 	}
 	n.opts.Log.Info("images are loaded on demand", "mode", n.images.Cache().Mode())

@@ -37,6 +37,7 @@ import (
 	"dsec/internal/doctor"
 	"dsec/internal/edge"
 	"dsec/internal/edge/local"
+	"dsec/internal/image/account"
 	"dsec/internal/image/lazy"
 	"dsec/internal/image/object"
 	imagestore "dsec/internal/image/store"
@@ -59,9 +60,13 @@ type Options struct {
 	ReserveMemory    int64 // bytes that must be free for another sandbox to be admitted
 	ReserveDisk      int64
 
-	Objects    Objects   // where images are kept
-	ImageCache int64     // bytes of image data that this node keeps of them; 0: no limit
-	Lazy       lazy.Mode // how readers are made to wait for data; empty: what works, fanotify first
+	Objects       Objects       // where images are kept
+	Loading       lazy.Mode     // how image data is loaded on demand
+	ReadAhead     int64         // bytes of it fetched ahead of a reader, at most; 0: none
+	BuildCache    int64         // bytes of what builds keep for later ones; 0: no limit
+	BuildCacheAge time.Duration // how long that stays without use; 0: for ever
+	Collapse      int64         // small layers are merged if they are smaller; 0: never
+	ImageCache    int64         // bytes of image data that this node keeps of them; 0: no limit
 }
 
 // Defaults of Options: limits are not reservations, agents wait most of the time, and
@@ -72,8 +77,11 @@ const (
 	DefaultSlots            = 4000
 	DefaultCPUOvercommit    = 2000
 	DefaultMemoryOvercommit = 100
+	DefaultReadAhead        = 4 << 20
 	DefaultReserveMemory    = 512 << 20
 	DefaultReserveDisk      = 1 << 30
+	DefaultBuildCache       = 20 << 30
+	DefaultBuildCacheAge    = 14 * 24 * time.Hour
 )
 
 // Info says where a running node answers.
@@ -99,6 +107,7 @@ type node struct {
 	objects    object.Store
 	metrics    *prometheus.Registry
 	keepers    *keeper.Client
+	readers    *account.Book
 	images     *imagestore.Store
 	layers     *local.Images
 	containers *container.Backend
@@ -128,8 +137,8 @@ func Run(ctx context.Context, opts Options, ready func(Info, string)) (err error
 	}
 	info := Info{PID: os.Getpid(), URL: url(n.control.Addr(), opts.TLS), Listen: opts.Listen, Node: n.edge.ID(), Version: opts.Version, Started: time.Now().UTC(), Backends: n.edge.Node().Backends}
 	info.Lazy, info.LazyWhy = n.images.Cache().Mode(), "the first that works here"
-	if opts.Lazy != "" && opts.Lazy != lazy.Auto {
-		info.LazyWhy = "--lazy asks for it"
+	if opts.Loading != "" && opts.Loading != lazy.Auto {
+		info.LazyWhy = "--image-loading asks for it"
 	}
 	if err := n.publish(info); err != nil {
 		return err
@@ -230,7 +239,8 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	n.control, err = control.Start(ctx, control.Config{
 		Listen: n.opts.Listen, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
 		Objects: control.Objects{Store: n.objects, Name: o.name(n.opts.Data), Own: o.Store == "", Behind: o.behind(n.opts.Data)},
-		Metrics: n.metrics, Log: n.opts.Log, Version: n.opts.Version,
+		Metrics: n.metrics, Log: n.opts.Log, Version: n.opts.Version, CollapseBelow: n.opts.Collapse,
+		BuildCacheAge: n.opts.BuildCacheAge, BuildCacheBytes: n.opts.BuildCache,
 	})
 	if errors.Is(err, errs.DataCorrupt) {
 		return "", corrupt(err, "it holds tokens, image names and claims of idempotency keys, which are lost; sandboxes and image contents are not: 'mv %[1]s/etcd %[1]s/etcd.damaged', then 'dsec up'", n.opts.Data)
@@ -281,7 +291,7 @@ func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) 
 	if n.hollow, err = hollow.New(n.path("hollow")); err != nil {
 		return nil, err
 	}
-	if n.containers, err = Containers(ctx, n.opts.Data, n.opts.Guest, n.layers); err != nil {
+	if n.containers, err = Containers(ctx, n.opts.Data, n.opts.Guest, n.layers, n.readers); err != nil {
 		n.opts.Log.Error("containers do not work on this machine; see 'dsec doctor'", "err", err)
 		return []backend.Backend{n.hollow}, nil
 	}
@@ -290,7 +300,7 @@ func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) 
 
 // Containers opens the container backend of a data directory; without a guest, to remove
 // what is there.
-func Containers(ctx context.Context, data string, guest []byte, layers container.Layers) (*container.Backend, error) {
+func Containers(ctx context.Context, data string, guest []byte, layers container.Layers, readers container.Readers) (*container.Backend, error) {
 	writable := filepath.Join(data, "writable")
 	needed, err := scratch.Needed(data)
 	if err != nil {
@@ -307,7 +317,7 @@ func Containers(ctx context.Context, data string, guest []byte, layers container
 	}
 	return container.New(container.Config{
 		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: cgroupRoot,
-		CgroupName: cgroup.NameOf(data), Layers: layers, FirstID: firstID,
+		CgroupName: cgroup.NameOf(data), Layers: layers, FirstID: firstID, Readers: readers,
 	})
 }
 

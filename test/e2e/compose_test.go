@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -87,5 +88,71 @@ func TestComposition(t *testing.T) {
 	shared.Fails(t, 2, "", "create", "--image", bed.Image, bed.Image)
 	if r := shared.Run(t.Context(), nil, "create", "--backend", "hollow", "--toolkit", name("lint")); r.Code == 0 || !strings.Contains(r.Stderr, "base image") {
 		t.Errorf("toolkits without a base: %+v", r)
+	}
+}
+
+// A snapshot of a sandbox of several images records each with its layers, is checked against them
+// wherever it is used, and none of them can be removed before it.
+func TestASnapshotKnowsItsParts(t *testing.T) {
+	t.Parallel()
+	name := func(s string) string { return strings.ToLower(t.Name()) + "-" + s }
+	shared.Must(t, "image", "import", name("repo"), tree(t, map[string]string{"repo/a": "a", "repo/b": "b"}))
+	shared.Must(t, "image", "import", name("plain"), tree(t, map[string]string{"opt/plain": "plain"}))
+	// A toolkit that is a snapshot, whose layers were made on the same base.
+	made := begin(t, "--image", bed.Image, "--workspace", name("plain"))
+	sh(t, made, "echo tool >/opt/tool; rm /opt/plain")
+	tool := snap(t, made, name("tool"))
+	id := begin(t, "--image", bed.Image, "--workspace", name("repo"), "--toolkit", tool)
+	sh(t, id, "rm /repo/a; echo more >/repo/more")
+	first := snap(t, id, name("1"))
+	sh(t, id, "echo again >/repo/again")
+	second := snap(t, id, name("2"))
+	copied := begin(t, second)
+	sh(t, copied, "echo third >/repo/third")
+	third := snap(t, copied, name("3"))
+	child := strings.TrimSpace(shared.Must(t, "fork", copied))
+	t.Cleanup(func() { shared.Run(context.Background(), nil, "rm", child) })
+	sh(t, child, "echo fourth >/repo/fourth")
+	fourth := snap(t, child, name("4"))
+
+	if got := len(bed.JSON[v1.Sandbox](t, shared, "inspect", id, "--json").Parts); got != 3 {
+		t.Errorf("the sandbox has %d parts", got)
+	}
+	toolImage := bed.JSON[v1.Image](t, shared, "image", "inspect", tool, "--json")
+	for _, s := range []string{first, second, third, fourth} {
+		img := bed.JSON[v1.Image](t, shared, "snapshot", "inspect", s, "--json")
+		var names []string
+		for _, p := range img.Snapshot.Parts {
+			names = append(names, p.Kind+" "+p.Name)
+		}
+		if want := "base " + bed.Image + ", workspace " + name("repo") + ", toolkit " + tool; strings.Join(names, ", ") != want {
+			t.Errorf("%s is composed of %q, want %q", s, names, want)
+			continue
+		}
+		if p := img.Snapshot.Parts[2]; p.Digest != toolImage.Digest || len(p.Layers) != len(toolImage.Layers) || p.Layers[2].View != toolImage.Layers[2].View || p.Layers[2].Parent == "" {
+			t.Errorf("%s has the toolkit as %+v, which is %+v", s, p, toolImage)
+		}
+		if text := shared.Must(t, "snapshot", "inspect", s); !strings.Contains(text, "toolkit "+tool+" "+toolImage.Digest) {
+			t.Errorf("'snapshot inspect' does not name the toolkit:\n%s", text)
+		}
+	}
+	if list := shared.Must(t, "snapshot", "ls"); !strings.Contains(list, name("repo")+","+tool) {
+		t.Errorf("'snapshot ls' does not name what it was made with:\n%s", list)
+	}
+	for image, user := range map[string]string{name("repo"): first, tool: first, bed.Image: first, first: second, second: third} {
+		if r := shared.Fails(t, 1, "image_in_use", "image", "rm", image); !strings.Contains(r.Stderr, user) {
+			t.Errorf("the removal of %s does not name %s: %s", image, user, r.Stderr)
+		}
+	}
+	want := "again\nb\nfourth\nmore\nthird\ntool"
+	const look = "cd /repo; ls again b fourth more third; cat /opt/tool; ls /opt/plain a 2>/dev/null || :"
+	file := filepath.Join(t.TempDir(), "archive")
+	shared.Must(t, "image", "collapse", fourth)
+	shared.Must(t, "snapshot", "export", fourth, file)
+	shared.Must(t, "snapshot", "import", file, name("again"))
+	for _, s := range []string{fourth, "snap:" + name("again")} {
+		if got := sh(t, begin(t, s), look); got != want {
+			t.Errorf("%s shows %q, want %q", s, got, want)
+		}
 	}
 }

@@ -210,7 +210,7 @@ func TestReadersOutliveTheServerAndAKeeper(t *testing.T) {
 func TestReadersOutliveTheServerByFUSE(t *testing.T) {
 	t.Parallel()
 	rate := []string{"--store-rate", fmt.Sprint(8 << 20)}
-	b, sb, sums := readersOutlive(t, append(rate, "--lazy", "fuse")...)
+	b, sb, sums := readersOutlive(t, append(rate, "--image-loading", "fuse")...)
 	said := func(mode, why string) {
 		t.Helper()
 		if u := bed.JSON[v1.ImageUsage](t, b, "image", "du", "--json"); len(u.Nodes) != 1 || u.Nodes[0].Mode != mode {
@@ -220,8 +220,8 @@ func TestReadersOutliveTheServerByFUSE(t *testing.T) {
 			t.Errorf("doctor says\n%s%s", r.Stdout, r.Stderr)
 		}
 	}
-	said("fuse", "--lazy asks for it")
-	b.Fails(t, 2, "", "up", "--data", b.Data, "--lazy", "nfs")
+	said("fuse", "--image-loading asks for it")
+	b.Fails(t, 2, "", "up", "--data", b.Data, "--image-loading", "nfs")
 
 	lateSums := noisy(t, b, "late", 6, 1<<20)
 	b.Must(t, "image", "evict", "late")

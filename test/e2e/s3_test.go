@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"io"
 	"net"
 	"strings"
@@ -187,4 +188,33 @@ func TestImagesInS3(t *testing.T) {
 	again := b.Sandbox(t, c, client.Spec{Image: snapped.Name})
 	checkSums(t, again, sums)
 	bed.Remove(t, b.Sandbox(t, c, client.Spec{Image: "other"}))
+}
+
+// A service that is not there is named, and so is a bucket that is not.
+func TestS3ThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	s3 := objecttest.S3(t)
+	keys := []string{"AWS_ACCESS_KEY_ID=" + s3.AccessKey, "AWS_SECRET_ACCESS_KEY=" + s3.SecretKey}
+	for _, c := range []struct {
+		bucket, endpoint, says string
+		env                    []string
+	}{
+		{s3.Bucket, "http://127.0.0.1:9", "127.0.0.1:9", keys},
+		{"nowhere", s3.Endpoint, "nowhere", keys},
+		{s3.Bucket, s3.Endpoint, "denied", []string{keys[0], "AWS_SECRET_ACCESS_KEY=wrong"}},
+	} {
+		_, done, err := bed.Open(context.WithoutCancel(t.Context()), bed.Options{
+			NoImage: true, Env: c.env, Flags: []string{"--store", "s3://" + c.bucket, "--store-endpoint", c.endpoint},
+		})
+		if err == nil {
+			t.Errorf("%s at %s: it is up", c.bucket, c.endpoint)
+			if err := done(); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		if !strings.Contains(strings.ToLower(err.Error()), c.says) {
+			t.Errorf("%s at %s: %v", c.bucket, c.endpoint, err)
+		}
+	}
 }

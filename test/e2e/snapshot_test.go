@@ -218,6 +218,51 @@ func TestASnapshotIsOfOneMoment(t *testing.T) {
 	}
 }
 
+// A large snapshot is read while the sandbox runs, but for what changes meanwhile; it is of one moment
+// all the same, and its layer has the one state.
+func TestALargeSnapshotIsReadAhead(t *testing.T) {
+	t.Parallel()
+	id := begin(t, bed.Image)
+	sh(t, id, "mkdir /w /big; for i in 1 2 3 4; do head -c 16000000 /dev/urandom >/big/$i; done; sha256sum /big/* >/sums; sleep 0.1")
+	shared.Must(t, "exec", "--detach", id, "--", "sh", "-c", `g=0; while :; do g=$((g+1)); i=0
+while [ $i -lt 20 ]; do i=$((i+1)); case $i in *[05]) rm -f /w/$i;; *[27]) mv /w/$i /w/tmp; mv /w/tmp /w/$i;; esac; echo $g >/w/$i; done; done`)
+	sh(t, id, "until test -s /w/20; do usleep 1000; done; sleep 0.1")
+	var made []string
+	for i := range 3 {
+		name := fmt.Sprintf("snap:%s-%d", strings.ToLower(t.Name()), i)
+		made = append(made, name)
+		p := bed.JSON[v1.Image](t, shared, "snapshot", "--json", id, strings.TrimPrefix(name, "snap:")).Pack
+		if p == nil || p.FrozenMS <= 0 || p.ReadAheadMS > 0 != (i == 0) {
+			t.Errorf("snapshot %d: %+v", i, p)
+		}
+		got := shared.Must(t, "run", name, "--", "sh", "-c", "sha256sum -c /sums >/dev/null && echo same; i=0; while [ $i -lt 20 ]; do i=$((i+1)); cat /w/$i 2>/dev/null || echo; done")
+		f := strings.Split(got, "\n")
+		first, err := strconv.Atoi(f[1])
+		if f[0] != "same" || len(f) < 21 || err != nil {
+			t.Fatalf("snapshot %d has %q", i, got)
+		}
+		was := first
+		for n, line := range f[2:21] {
+			if line == "" { // removed or emptied just then: the only one
+				line = strconv.Itoa(was - 1)
+				if n > 0 && was < first {
+					line = f[1+n]
+				}
+			}
+			if g, err := strconv.Atoi(line); err != nil || g > was || g < first-1 {
+				t.Errorf("snapshot %d is of no single moment: %q", i, f)
+				break
+			} else {
+				was = g
+			}
+		}
+	}
+	shared.Must(t, "rm", id)
+	for i := len(made) - 1; i >= 0; i-- {
+		shared.Must(t, "snapshot", "rm", made[i])
+	}
+}
+
 // Fifty snapshots, each of a sandbox made of the last: every one shows what its sandbox did, also at the
 // end, and their chain stays short.
 func TestAChainOfSnapshots(t *testing.T) {

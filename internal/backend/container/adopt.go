@@ -58,6 +58,7 @@ func (b *Backend) Adopt(_ context.Context, spec backend.Spec, raw json.RawMessag
 		return nil, unsure(err)
 	}
 	i := watch(b, spec, h, pidfd)
+	i.count(b.loadReads(spec.ID))
 	b.mu.Lock()
 	b.instances[spec.ID] = i
 	b.mu.Unlock()

@@ -31,7 +31,8 @@ type Config struct {
 	CgroupRoot string // /sys/fs/cgroup
 	CgroupName string // parent group for all sandboxes of this node, unique on the host
 	Layers     Layers
-	FirstID    uint32 // first host uid and gid that sandboxes may have
+	FirstID    uint32  // first host uid and gid that sandboxes may have
+	Readers    Readers // nil: what sandboxes read is not counted
 }
 
 // Backend implements backend.Backend.
@@ -49,6 +50,7 @@ type Backend struct {
 	dev        int    // the /dev of all sandboxes
 	seccomp    []byte // filter program
 	ids        *ranges
+	stopSaving func() // nil: nothing is saved
 
 	mu        sync.Mutex
 	instances map[string]*instance
@@ -111,8 +113,13 @@ func (b *Backend) prepare() error {
 	if b.stage, err = newStage(); err != nil {
 		return err
 	}
-	b.seccomp, err = seccompProgram()
-	return err
+	if b.seccomp, err = seccompProgram(); err != nil {
+		return err
+	}
+	if b.cfg.Readers != nil {
+		b.stopSaving = b.startSaving(saveEvery)
+	}
+	return nil
 }
 
 // installGuest puts the binary where guests execute it, and opens it. Its mode matters:
@@ -162,6 +169,11 @@ func (b *Backend) Withdraw() error { return b.cgroups.RemoveAll() }
 
 // Close implements backend.Backend.
 func (b *Backend) Close() error {
+	if b.stopSaving != nil {
+		b.stopSaving()
+		b.stopSaving = nil
+		b.saveAllReads()
+	}
 	if b.dir != nil {
 		b.dir.Close()
 	}

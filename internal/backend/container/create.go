@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"strconv"
@@ -21,6 +22,7 @@ import (
 	"dsec/internal/backend/container/mount"
 	"dsec/internal/backend/container/spawn"
 	"dsec/internal/image"
+	"dsec/internal/image/lazy"
 	"dsec/internal/step"
 )
 
@@ -264,6 +266,7 @@ func (c *creation) clone(ctx context.Context) error {
 		unix.Close(child.PIDFD)
 		return err
 	}
+	c.instance.count(lazy.Use{})
 	for _, file := range []string{"uid_map", "gid_map"} {
 		line := "0 " + strconv.FormatUint(uint64(c.firstID), 10) + " " + strconv.Itoa(rangeSize) + "\n"
 		if err := writeProc(child.PID, file, line); err != nil {
@@ -377,6 +380,12 @@ func (c *creation) sendRoot(context.Context) error {
 	}
 	if c.spec.Image != nil {
 		applyImage(cfg, c.spec)
+	}
+	if len(c.spec.SecretEnv) > 0 {
+		env := make(map[string]string, len(cfg.Env)+len(c.spec.SecretEnv))
+		maps.Copy(env, cfg.Env)
+		maps.Copy(env, c.spec.SecretEnv)
+		cfg.Env = env
 	}
 	body := cfg.AppendWire(make([]byte, 4))
 	binary.BigEndian.PutUint32(body, uint32(len(body)-4))

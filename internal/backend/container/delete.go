@@ -27,6 +27,9 @@ func (b *Backend) Delete(ctx context.Context, id string) error {
 	default:
 		err = b.killGroup(ctx, id)
 	}
+	if i != nil {
+		i.stopCounting() // and no file of it comes back
+	}
 	if err == nil {
 		err = errors.Join(b.removeGroup(ctx, id), b.removeDirectory(id))
 	}

@@ -30,6 +30,8 @@ type instance struct {
 	pidfd  *os.File
 	done   chan struct{} // closed when PID 1, and so all of the container, has ended
 
+	reads reads
+
 	mu    sync.Mutex
 	first net.Conn // the channel made at creation, until someone dials
 }
@@ -108,6 +110,7 @@ func (i *instance) kill(ctx context.Context) error {
 }
 
 func (i *instance) close() {
+	i.stopCounting()
 	i.pidfd.Close()
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -151,9 +154,11 @@ func (i *instance) Usage(context.Context) (v1.Usage, error) {
 	if err != nil {
 		return v1.Usage{}, errs.Wrap(errs.InternalError, "container.usage", "read the cgroup", err)
 	}
+	image := i.used()
 	return v1.Usage{
 		CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.MemoryBytes, PeakMemoryBytes: u.PeakMemoryBytes,
 		Processes: u.PIDs, OOMKills: u.OOMKills, ForksRefused: u.PIDsRefused, DiskBytes: diskUsage(filepath.Join(i.b.dir.Name(), i.id, "upper")),
+		ImageReadBytes: image.Read, ImageWaitedBytes: image.Waited, ImageWaitSeconds: image.Wait.Seconds(), ImageFetchedBytes: image.Fetched,
 	}, nil
 }
 

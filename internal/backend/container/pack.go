@@ -42,32 +42,82 @@ func (i *instance) Pack(ctx context.Context, o backend.PackOptions) (res layer.R
 		return res, man, errs.Wrap(errs.InternalError, "container.pack", "open the writable layer", err)
 	}
 	defer unix.Close(upper)
+	k, err := snapshot.Begin(snapshot.Options{
+		Since: o.Since, Next: o.Next,
+		Upper: upper, Blob: o.Data, Meta: o.Meta, IDs: snapshot.IDs{First: i.handle.FirstID, Count: rangeSize},
+		LeaveOut: o.LeaveOut, Platform: platform(&i.spec, layers), Progress: o.Progress,
+	})
+	if err != nil {
+		return res, man, err
+	}
+	defer k.Close()
+	if o.Times == nil {
+		o.Times = &backend.PackTimes{}
+	}
+	if err := i.readAhead(ctx, k, o.Times); err != nil {
+		return res, man, err
+	}
+	if err := i.standingStill(ctx, k, o.Times, k.Walk); err != nil {
+		return res, man, err
+	}
+	return k.Finish()
+}
+
+// readAheads is how often what there is to read is read while the sandbox runs: once more for
+// what it wrote meanwhile.
+const readAheads = 2
+
+// readAhead reads what it can of a large pack before the sandbox stands still.
+func (i *instance) readAhead(ctx context.Context, k *snapshot.Packing, t *backend.PackTimes) error {
+	begun := time.Now()
+	for range readAheads {
+		worth, wait, err := k.Worth(ctx, time.Now())
+		if err != nil || !worth {
+			return err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return errs.Wrap(errs.RequestCanceled, "container.pack", "wait for what was just written", ctx.Err())
+		}
+		if err := i.standingStill(ctx, k, t, nil); err != nil {
+			return err
+		}
+		if err := k.ReadAhead(ctx); err != nil {
+			return err
+		}
+		t.Ahead = time.Since(begun)
+	}
+	return nil
+}
+
+// standingStill freezes the sandbox, marks that, and runs f if there is one.
+func (i *instance) standingStill(ctx context.Context, k *snapshot.Packing, t *backend.PackTimes, f func(context.Context) error) (err error) {
 	group := i.b.cgroups.Freezer(i.id)
 	frozen, err := group.Freeze(ctx, freeze.Limits{Hold: packHold})
 	if err != nil {
-		return res, man, err
+		return err
 	}
 	defer func() {
 		if terr := frozen.Thaw(); terr != nil { // it may stand still: try once more, as adoption would
 			err = errors.Join(err, terr, group.Thaw())
 		}
+		t.Frozen = max(t.Frozen, time.Since(frozen.Since()))
 	}()
-	var mapped map[string]bool
-	if o.Next != nil {
-		if mapped, err = i.mapped(); err != nil {
-			return res, man, err
-		}
+	mapped, err := i.mapped()
+	if err != nil {
+		return err
 	}
-	return snapshot.Pack(ctx, snapshot.Options{
-		Since: o.Since, Next: o.Next, Stopped: frozen.Since(), Mapped: mapped,
-		Upper: upper, Blob: o.Data, Meta: o.Meta, IDs: snapshot.IDs{First: i.handle.FirstID, Count: rangeSize},
-		LeaveOut: o.LeaveOut, Platform: platform(&i.spec, layers), Progress: o.Progress,
-	})
+	k.Mark(snapshot.Still{Since: frozen.Since(), Mapped: mapped})
+	if f != nil {
+		return f(ctx)
+	}
+	return nil
 }
 
-// mapped lists the files that the sandbox's processes have mapped to write to. A mapping of a
-// file that has no name any more does not count: neither has the snapshot it, but if another
-// name is left, that one is not known; so all files with several names count then ("").
+// mapped lists the files that the sandbox's processes have mapped to write to. A file that has
+// no name any more does not count: neither has the snapshot it. If another name than the mapped one is
+// left, it is not known ("").
 func (i *instance) mapped() (map[string]bool, error) {
 	pids, err := i.b.cgroups.PIDs(i.id)
 	if err != nil {
@@ -77,7 +127,11 @@ func (i *instance) mapped() (map[string]bool, error) {
 	for _, pid := range pids {
 		f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/maps")
 		if err == nil {
-			err = addMapped(files, f)
+			err = addMapped(files, f, func(address string) bool {
+				var st unix.Stat_t
+				err := unix.Stat("/proc/"+strconv.Itoa(pid)+"/map_files/"+address, &st)
+				return err != nil || st.Nlink > 0
+			})
 			f.Close()
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) { // else it ended
@@ -88,7 +142,8 @@ func (i *instance) mapped() (map[string]bool, error) {
 }
 
 // addMapped reads a process's maps: lines of address, permissions, offset, device, inode and path.
-func addMapped(files map[string]bool, r io.Reader) error {
+// named tells whether what is mapped at an address has a name.
+func addMapped(files map[string]bool, r io.Reader, named func(address string) bool) error {
 	s := bufio.NewScanner(r)
 	for s.Scan() {
 		f := strings.SplitN(s.Text(), " ", 6)
@@ -99,9 +154,11 @@ func addMapped(files map[string]bool, r io.Reader) error {
 		if !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "/dev/") || strings.HasPrefix(path, "/memfd:") || strings.HasPrefix(path, "/SYSV") {
 			continue
 		}
-		if name, gone := strings.CutSuffix(path, " (deleted)"); gone {
-			files[""] = true
-			path = name
+		if strings.HasSuffix(path, " (deleted)") { // or that is its name
+			if named(f[0]) {
+				files[""] = true
+			}
+			continue
 		}
 		files[strings.ReplaceAll(path, `\012`, "\n")] = true
 	}

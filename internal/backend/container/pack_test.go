@@ -17,13 +17,20 @@ func TestMappedFiles(t *testing.T) {
 7f0000003000-7f0000004000 rw-s 00000000 00:01 21                 /memfd:x (deleted)
 7f0000004000-7f0000005000 rw-s 00000000 00:1b 22                 /dev/shm/x
 7f0000005000-7f0000006000 rw-s 00000000 00:2a 23                 /srv/gone (deleted)
+7f0000006000-7f0000007000 rw-s 00000000 00:2a 24                 /srv/another (deleted)
 7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                  [stack]
 `
-	files := map[string]bool{}
-	if err := addMapped(files, strings.NewReader(text)); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := slices.Sorted(maps.Keys(files)), []string{"", "/srv/a b", "/srv/gone", "/srv/line\nend"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
+	for _, named := range []string{"", "7f0000006000-7f0000007000"} {
+		want := []string{"/srv/a b", "/srv/line\nend"}
+		if named != "" {
+			want = slices.Insert(want, 0, "")
+		}
+		files := map[string]bool{}
+		if err := addMapped(files, strings.NewReader(text), func(address string) bool { return address == named }); err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.Sorted(maps.Keys(files)); !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }

@@ -58,6 +58,19 @@ func (c *catalog) put(ctx context.Context, img v1.Image) error {
 	return nil
 }
 
+// swap records next in the place of old, if that is still what the catalogue has.
+func (c *catalog) swap(ctx context.Context, old, next v1.Image) error {
+	if err := c.store.SwapImage(ctx, old, next); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now, ok := c.byName[next.Name]; ok && store.SameLayers(now, old) { // else the watch was faster
+		c.byName[next.Name] = next
+	}
+	return nil
+}
+
 func (c *catalog) delete(ctx context.Context, name string) error {
 	if _, err := c.store.DeleteImage(ctx, name); err != nil {
 		return err

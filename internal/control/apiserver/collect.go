@@ -35,8 +35,8 @@ func (s *Server) collectOften(ctx context.Context) {
 		case <-t.C:
 		}
 		err := s.collect(ctx, chunk.CollectOptions{}, func(r v1.CollectReport) error {
-			if r.Deleted > 0 || r.Condemned > 0 || len(r.Damaged) > 0 {
-				s.cfg.Log.Info("garbage of the object store", "condemned", r.Condemned, "bytes", r.CondemnedBytes, "deleted", r.Deleted, "damaged", r.Damaged)
+			if r.Builds > 0 || r.Deleted > 0 || r.Condemned > 0 || len(r.Damaged) > 0 {
+				s.cfg.Log.Info("garbage of the object store", "builds", r.Builds, "condemned", r.Condemned, "bytes", r.CondemnedBytes, "deleted", r.Deleted, "damaged", r.Damaged)
 			}
 			return nil
 		})
@@ -73,6 +73,10 @@ func (s *Server) collect(ctx context.Context, opts chunk.CollectOptions, tell fu
 
 // collectClaimed tells of all passes but the last, which it returns.
 func (s *Server) collectClaimed(ctx context.Context, opts chunk.CollectOptions, tell func(v1.CollectReport) error) (out v1.CollectReport, err error) {
+	builds, err := s.trimBuilds(ctx)
+	if err != nil {
+		return out, err
+	}
 	passes := collectPasses
 	if s.cfg.ObjectsBehind {
 		passes = 1 // time has to pass between them
@@ -90,13 +94,14 @@ func (s *Server) collectClaimed(ctx context.Context, opts chunk.CollectOptions, 
 			return out, err
 		}
 		out = v1.CollectReport{
-			Pass: pass, Layers: r.Layers, NeededBytes: r.NeededBytes, Condemned: r.Condemned, CondemnedBytes: r.CondemnedBytes, Deleted: r.Deleted,
+			Pass: pass, Builds: builds, Layers: r.Layers, NeededBytes: r.NeededBytes, Condemned: r.Condemned, CondemnedBytes: r.CondemnedBytes, Deleted: r.Deleted,
 			Spared: r.Spared, Rewritten: r.Rewritten, CopiedBytes: r.CopiedBytes, Expired: r.Expired, Waiting: r.Waiting, Damaged: r.Damaged,
 		}
 		out.Done = pass == passes || r.Condemned+r.Deleted+r.Waiting+r.Rewritten+r.Expired == 0
 		if out.Done {
 			break
 		}
+		builds = 0 // told once
 		if err := tell(out); err != nil {
 			return out, err
 		}

@@ -19,13 +19,18 @@ const maxLayers = 256
 // and all add to the environment.
 func (c *catalog) compose(spec *v1.Spec) (*v1.Image, error) {
 	base, err := c.resolve(spec.Image)
+	base.Made = nil // who makes sandboxes has no use for it
 	if err != nil || spec.Workspace == "" && len(spec.Toolkits) == 0 {
 		return &base, err
 	}
 	out := base
 	out.Layers, out.Config.Env, out.Config.Volumes, out.Config.Labels = nil, nil, nil, nil
 	add := func(kind string, img *v1.Image) {
-		out.Parts = append(out.Parts, v1.ImagePart{Kind: kind, Name: img.Name, Digest: img.Digest})
+		own := slices.Clone(img.Layers)
+		for n := range own {
+			own[n].MetaObject, own[n].MapObject = "", ""
+		}
+		out.Parts = append(out.Parts, v1.ImagePart{Kind: kind, Name: img.Name, Digest: img.Digest, Layers: own})
 		for _, l := range img.Layers {
 			// An overlay takes no layer twice, and what is higher covers it anyway.
 			out.Layers = slices.DeleteFunc(out.Layers, func(low v1.Layer) bool { return low.MetaDigest == l.MetaDigest })

@@ -45,7 +45,7 @@ func (s *Server) createOne(ctx context.Context, req *request, in *createInput) (
 	if err := in.check(); err != nil {
 		return nil, err
 	}
-	sb, err := s.create(ctx, req.principal, in.Body.Spec, in.IdempotencyKey)
+	sb, err := s.create(ctx, req.principal, wanted{in.Body.Spec, in.Body.SecretEnv}, in.IdempotencyKey)
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +64,9 @@ func (s *Server) createBatch(ctx context.Context, req *request, _ *http.Request,
 	if err := spec.Validate(); err != nil {
 		return err // once, not count times
 	}
+	if err := v1.CheckEnv("secret_env", in.Body.SecretEnv); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	out := s.newLines(req, "application/x-ndjson")
@@ -78,7 +81,7 @@ func (s *Server) createBatch(ctx context.Context, req *request, _ *http.Request,
 				if key != "" {
 					key = fmt.Sprintf("%s#%d", key, i)
 				}
-				sb, err := s.create(ctx, req.principal, spec, key)
+				sb, err := s.create(ctx, req.principal, wanted{spec, in.Body.SecretEnv}, key)
 				r := v1.CreateResult{Sandbox: sb}
 				if err != nil {
 					r.Error = problemOf(req, err)
@@ -114,21 +117,30 @@ func (s *Server) createBatch(ctx context.Context, req *request, _ *http.Request,
 	return failed
 }
 
+// wanted is a sandbox to be made, and what must not be kept of it.
+type wanted struct {
+	spec      v1.Spec
+	secretEnv map[string]string
+}
+
 // create makes one sandbox, or finds the one that key made.
-func (s *Server) create(ctx context.Context, p *iam.Principal, spec v1.Spec, key string) (*v1.Sandbox, error) {
+func (s *Server) create(ctx context.Context, p *iam.Principal, w wanted, key string) (*v1.Sandbox, error) {
 	start := time.Now()
-	sb, err := s.createKeyed(ctx, p, spec, key)
+	sb, err := s.createKeyed(ctx, p, w, key)
 	s.metrics.create(err, time.Since(start))
 	return sb, err
 }
 
-func (s *Server) createKeyed(ctx context.Context, p *iam.Principal, spec v1.Spec, key string) (*v1.Sandbox, error) {
-	spec.SetDefaults()
-	if err := spec.Validate(); err != nil {
+func (s *Server) createKeyed(ctx context.Context, p *iam.Principal, w wanted, key string) (*v1.Sandbox, error) {
+	w.spec.SetDefaults()
+	if err := w.spec.Validate(); err != nil {
+		return nil, err
+	}
+	if err := v1.CheckEnv("secret_env", w.secretEnv); err != nil {
 		return nil, err
 	}
 	if key == "" {
-		sb, _, err := s.createNow(ctx, spec, "")
+		sb, _, err := s.createNow(ctx, w, "")
 		if err == nil && ctx.Err() != nil {
 			// Made, but its owner will never hear of it.
 			s.reaper.reap(sb.Node, sb.ID)
@@ -136,8 +148,8 @@ func (s *Server) createKeyed(ctx context.Context, p *iam.Principal, spec v1.Spec
 		}
 		return sb, err
 	}
-	k := watcher.Key{Fingerprint: fingerprint(&spec), Scope: p.Project + ":" + key}
-	return s.flights.do(ctx, k, s, spec)
+	k := watcher.Key{Fingerprint: fingerprint(&w.spec), Scope: p.Project + ":" + key}
+	return s.flights.do(ctx, k, s, w)
 }
 
 // fingerprint tells requests apart that use one key.
@@ -152,11 +164,12 @@ func fingerprint(spec *v1.Spec) string {
 
 // createNow places a valid spec and has the edge make it. What an edge may have made although it
 // did not say so is on its way out: removals are the ends of that.
-func (s *Server) createNow(ctx context.Context, spec v1.Spec, key string) (_ *v1.Sandbox, removals []removal, err error) {
+func (s *Server) createNow(ctx context.Context, w wanted, key string) (_ *v1.Sandbox, removals []removal, err error) {
 	if s.drain.Err() != nil {
 		return nil, nil, errs.New(errs.ShuttingDown, "sandbox.create", "the server is stopping")
 	}
-	ask := v1.EdgeCreate{IdempotencyKey: key, Spec: spec}
+	spec := w.spec
+	ask := v1.EdgeCreate{IdempotencyKey: key, Spec: spec, SecretEnv: w.secretEnv}
 	need := placement.Need{
 		Backend: spec.Backend, Resources: v1.Resources{Slots: 1, CPUMillis: spec.CPUMillis, MemoryBytes: spec.MemoryBytes},
 	}
@@ -165,6 +178,7 @@ func (s *Server) createNow(ctx context.Context, spec v1.Spec, key string) (_ *v1
 		if err != nil {
 			return nil, nil, err
 		}
+		s.buildUsed(ctx, append([]string{spec.Image, spec.Workspace}, spec.Toolkits...)...)
 		ask.Image, need.Digests = img, img.Digests()
 		ask.Spec.Labels = snapshotLabels(spec.Labels, img)
 	}

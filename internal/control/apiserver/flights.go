@@ -47,7 +47,7 @@ func newFlights(now func() time.Time, ttl time.Duration) *flights {
 	return &flights{now: now, ttl: ttl, byKey: map[string]*flight{}}
 }
 
-func (f *flights) do(ctx context.Context, key watcher.Key, s *Server, spec v1.Spec) (*v1.Sandbox, error) {
+func (f *flights) do(ctx context.Context, key watcher.Key, s *Server, w wanted) (*v1.Sandbox, error) {
 	if err := s.awaitKeys(ctx); err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (f *flights) do(ctx context.Context, key watcher.Key, s *Server, spec v1.Sp
 		run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		fl = &flight{key: key, done: make(chan struct{}), over: make(chan struct{}), cancel: cancel}
 		f.byKey[key.Scope] = fl
-		f.wg.Go(func() { f.fly(run, fl, s, spec) })
+		f.wg.Go(func() { f.fly(run, fl, s, w) })
 	}
 	if fl.key.Fingerprint != key.Fingerprint {
 		f.mu.Unlock()
@@ -109,12 +109,12 @@ func (f *flights) do(ctx context.Context, key watcher.Key, s *Server, spec v1.Sp
 }
 
 // fly runs the create and lands it.
-func (f *flights) fly(ctx context.Context, fl *flight, s *Server, spec v1.Spec) {
+func (f *flights) fly(ctx context.Context, fl *flight, s *Server, w wanted) {
 	claim, sb, err := s.claim(ctx, fl.key)
 	found := sb != nil
 	var removals []removal
 	if err == nil && !found {
-		sb, removals, err = s.createNow(ctx, spec, fl.key.String())
+		sb, removals, err = s.createNow(ctx, w, fl.key.String())
 	}
 	f.mu.Lock()
 	if err == nil && ctx.Err() != nil { // all who waited have left

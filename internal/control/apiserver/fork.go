@@ -26,7 +26,10 @@ func (s *Server) forkSandbox(ctx context.Context, req *request, _ *http.Request,
 	if l := in.Body.Lease; l > v1.MaxTime || l > 0 && l < v1.MinLease {
 		return badField("lease_s", "is at least 1 s and at most 10 years, or 0 for none")
 	}
-	ask := v1.EdgeFork{ID: in.ID, Lease: in.Body.Lease, LeaveOut: in.Body.LeaveOut}
+	if err := v1.CheckEnv("secret_env", in.Body.SecretEnv); err != nil {
+		return err
+	}
+	ask := v1.EdgeFork{ID: in.ID, Lease: in.Body.Lease, LeaveOut: in.Body.LeaveOut, SecretEnv: in.Body.SecretEnv}
 	untold := map[string]bool{}
 	for range max(in.Body.Count, 1) {
 		id := s.newSandboxID(node)

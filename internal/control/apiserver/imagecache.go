@@ -54,7 +54,7 @@ func (s *Server) usage(ctx context.Context, _ *request, _ *struct{}) (*usageOutp
 	if err != nil {
 		return nil, err
 	}
-	out.StoredBytes = u.Stored
+	out.StoredBytes, out.Builds = u.Stored, s.buildUsage()
 	for _, img := range images {
 		use := v1.ImageUse{Name: img.Name, Digest: img.Digest, Cached: map[string]int64{}}
 		for _, l := range img.Layers {

@@ -98,6 +98,10 @@ func (l *lines) progress(p *msg.ImageProgress) error {
 func (s *Server) named(ctx context.Context, req *request, out *lines, node v1.Node, name string, image v1.Image, err error) error {
 	if err == nil {
 		image.Name = name
+		if v1.KeptByBuild(name) {
+			now := s.cfg.Now()
+			image.UsedAt = &now // the same content may be of long ago
+		}
 		s.cfg.Registry.SetImage(node.ID, image.Digest, true)
 		// The image is there: that its caller hangs up now, or that interrupting the
 		// upload ended the request's context, is no reason to leave it nameless.
@@ -208,16 +212,20 @@ func (s *Server) getImage(_ context.Context, _ *request, in *imageInput) (*image
 // deleteImage removes a name, and what it pointed at if no other name does. By digest it
 // removes all names of it.
 func (s *Server) deleteImage(ctx context.Context, _ *request, in *imageInput) (*noOutput, error) {
-	img, err := s.catalog.resolve(in.Name)
+	return nil, s.removeImage(ctx, in.Name)
+}
+
+func (s *Server) removeImage(ctx context.Context, ref string) error {
+	img, err := s.catalog.resolve(ref)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	names := s.catalog.list(img.Digest)
-	if img.Name == in.Name && len(names) > 1 {
-		return nil, s.catalog.delete(ctx, img.Name)
+	if img.Name == ref && len(names) > 1 {
+		return s.catalog.delete(ctx, img.Name)
 	}
 	if err := s.imageUnused(img.Digest); err != nil {
-		return nil, err
+		return err
 	}
 	// The edges first: one that still uses the image must leave the name in place.
 	for _, l := range s.cfg.Registry.Loads() {
@@ -225,14 +233,14 @@ func (s *Server) deleteImage(ctx context.Context, _ *request, in *imageInput) (*
 			continue
 		}
 		if err := s.cfg.Edges.DeleteImage(ctx, *l.Node, img.Digest); err != nil && !errors.Is(err, errs.ImageNotFound) {
-			return nil, err
+			return err
 		}
 		s.cfg.Registry.SetImage(l.Node.ID, img.Digest, false)
 	}
 	for _, n := range names {
 		if err := s.catalog.delete(ctx, n.Name); err != nil && !errors.Is(err, errs.ImageNotFound) {
-			return nil, err
+			return err
 		}
 	}
-	return nil, nil
+	return nil
 }

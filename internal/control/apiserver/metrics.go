@@ -17,6 +17,7 @@ type metrics struct {
 	latency   *prometheus.HistogramVec
 	creates   *prometheus.CounterVec
 	createSec prometheus.Histogram
+	frozen    prometheus.Histogram
 	relays    prometheus.Gauge
 	streams   *prometheus.CounterVec
 	reaps     *prometheus.CounterVec
@@ -32,11 +33,12 @@ func newMetrics(s *Server, reg *prometheus.Registry) *metrics {
 		creates: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_creates_total", Help: "Creates by result; the reason of a failure is its code."},
 			[]string{"result", "reason"}),
 		createSec: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "dsec_create_seconds", Help: "Time of successful creates in the control plane and the edge.", Buckets: buckets}),
+		frozen:    prometheus.NewHistogram(prometheus.HistogramOpts{Name: "dsec_snapshot_frozen_seconds", Help: "The longest time that a sandbox stood still for a snapshot.", Buckets: buckets}),
 		relays:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "dsec_aether_connections", Help: "Aether connections of clients."}),
 		streams:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_aether_streams_total", Help: "Aether streams of clients by group of methods and result of the routing."}, []string{"group", "result"}),
 		reaps:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_reaps_total", Help: "Removals of sandboxes whose create was given up, by result."}, []string{"result"}),
 	}
-	reg.MustRegister(m.inFlight, m.requests, m.latency, m.creates, m.createSec, m.relays, m.streams, m.reaps,
+	reg.MustRegister(m.inFlight, m.requests, m.latency, m.creates, m.createSec, m.frozen, m.relays, m.streams, m.reaps,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		&stateCollector{s: s,
 			sandboxes: prometheus.NewDesc("dsec_sandboxes", "Sandboxes by state.", []string{"state"}, nil),

@@ -212,6 +212,14 @@ func (s *Server) storeRoutes() {
 		text:    "Onto nodes: what the image's first start read, or all of it. Lines tell how far each node is.",
 		errors:  []errs.Code{errs.ImageNotFound, errs.NodeNotFound}, line: v1.WarmProgress{},
 	}, s.warm)
+	handleStream(s, op{
+		id: "collapse-image", method: http.MethodPost, path: "/v1/store/collapse", tag: tag, right: v1.RightImage, body: -1,
+		summary: "Merge small layers of an image",
+		text: "Neighbouring layers of what sandboxes changed, on a node that has the image. Name, digest and contents stay; sandboxes that run keep the layers that they have. " +
+			"Lines tell the progress; the last one has the image, or the error. The server does the same by itself for images that lose eight layers or more.",
+		errors: []errs.Code{errs.ImageNotFound, errs.ImageCorrupt, errs.StateConflict, errs.NoNode, errs.DiskFull, errs.StoreUnavailable, errs.StoreCorrupt, errs.EdgeUnreachable, errs.ConnectionLost},
+		line:   v1.ImageProgress{},
+	}, s.collapseNow)
 	handle(s, op{
 		id: "evict-image", method: http.MethodPost, path: "/v1/store/evict", tag: tag, right: v1.RightImage, body: -1,
 		summary: "Drop an image from nodes", text: "It stays in the object store and is fetched again when it is used. What sandboxes use stays.",

@@ -54,6 +54,14 @@ type Config struct {
 	BodyTimeout time.Duration
 	// CollectEvery is the time between collections of garbage; 0: an hour.
 	CollectEvery time.Duration
+	// BuildCacheAge and BuildCacheBytes bound what builds keep for later ones: how long it stays without
+	// use, and how much all of it may take. 0: no bound.
+	BuildCacheAge   time.Duration
+	BuildCacheBytes int64
+	// CollapseBelow is the size in bytes below which neighbouring layers are merged without
+	// being asked; 0: none are. CollapseEvery is the time between looks; 0: ten minutes.
+	CollapseBelow int64
+	CollapseEvery time.Duration
 	// KeyTTL is the life of an idempotency key; 0: 5 min.
 	KeyTTL time.Duration
 	// UploadTimeout is how long an upload may send nothing; 0: 5 min.
@@ -112,6 +120,9 @@ func New(cfg Config) *Server {
 	if cfg.CollectEvery == 0 {
 		cfg.CollectEvery = time.Hour
 	}
+	if cfg.CollapseEvery == 0 {
+		cfg.CollapseEvery = 10 * time.Minute
+	}
 	if cfg.UploadTimeout == 0 {
 		cfg.UploadTimeout = 5 * time.Minute
 	}
@@ -161,6 +172,9 @@ func (s *Server) Run(ctx context.Context) error {
 	s.wg.Go(func() { s.forgetNodes(ctx) })
 	if s.cfg.Objects != nil {
 		s.wg.Go(func() { s.collectOften(ctx) })
+	}
+	if s.cfg.CollapseBelow > 0 {
+		s.wg.Go(func() { s.collapseOften(ctx) })
 	}
 	err := s.catalog.run(ctx)
 	s.wg.Wait()

@@ -93,6 +93,8 @@ func (s *Server) snapshotSandbox(ctx context.Context, req *request, _ *http.Requ
 	img, err := s.cfg.Edges.Snapshot(ctx, node, &v1.EdgeSnapshot{ID: in.ID, LeaveOut: in.Body.LeaveOut, Plain: in.Body.Image != "", Config: in.Body.Config}, out.progress)
 	if err != nil {
 		s.noteGone(in.ID, err)
+	} else if img.Pack != nil {
+		s.metrics.frozen.Observe(img.Pack.FrozenMS / 1000)
 	}
 	return s.named(ctx, req, out, node, name, img, err)
 }

@@ -156,6 +156,7 @@ func (e *Edge) Serve() {
 			"image.roots":    aether.Unary(e.imageRoots),
 			"image.cache":    aether.Unary(e.imageCache),
 			"image.warm":     e.imageWarm,
+			"image.collapse": e.imageCollapse,
 			"image.evict":    aether.Unary(e.imageEvict),
 			"image.trim":     aether.Unary(e.imageTrim),
 			"process.exec":   aether.Unary(e.exec),

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -313,6 +314,29 @@ func (e *Edge) imageWarm(ctx context.Context, s *aether.Stream) (aether.Message,
 		return nil, err
 	}
 	return document(v1.WarmProgress{Node: e.node.ID, Done: 2, Total: 2, Trace: !req.All, End: true})
+}
+
+// imageCollapse merges all layers that snapshots made into one.
+func (e *Edge) imageCollapse(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	var doc msg.Document
+	var req v1.EdgeCollapse
+	if err := s.Parse(&doc); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(doc.Json, &req); err != nil {
+		return nil, err
+	}
+	if err := s.SendMessage(ctx, &msg.ImageProgress{Phase: "merge", Done: 1, Total: 2}); err != nil {
+		return nil, err
+	}
+	img := req.Image
+	n := slices.IndexFunc(img.Layers, func(l v1.Layer) bool { return l.Kind == v1.KindDiff })
+	if n < 0 || len(img.Layers)-n-1 < max(1, req.Least) {
+		return document(img)
+	}
+	img.Made = img.Layers
+	img.Layers = append(slices.Clone(img.Layers[:n]), v1.Layer{Kind: v1.KindDiff, MetaDigest: "merged", MetaBytes: req.Below})
+	return document(img)
 }
 
 func (e *Edge) imageEvict(_ context.Context, _ *aether.Stream, d *msg.Document) (*msg.Document, error) {

@@ -131,6 +131,11 @@ func (p *Pool) Snapshot(ctx context.Context, node v1.Node, req *v1.EdgeSnapshot,
 	return working[v1.Image](ctx, p, node, "sandbox.snapshot", req, progress)
 }
 
+// Collapse has an edge merge small layers of an image.
+func (p *Pool) Collapse(ctx context.Context, node v1.Node, req *v1.EdgeCollapse, progress func(*msg.ImageProgress) error) (v1.Image, error) {
+	return working[v1.Image](ctx, p, node, "image.collapse", req, progress)
+}
+
 // Pull has an edge make an image of a registry's.
 func (p *Pool) Pull(ctx context.Context, node v1.Node, req *v1.RegistryRequest, progress func(*msg.ImageProgress) error) (v1.Image, error) {
 	return working[v1.Image](ctx, p, node, "image.pull", req, progress)

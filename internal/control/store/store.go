@@ -10,9 +10,12 @@ package store
 
 import (
 	"context"
+	"slices"
+	"strconv"
 	"time"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 )
 
 // Store is everything that is kept. Consumers ask for the part they need.
@@ -85,6 +88,9 @@ type Tokens interface {
 type Images interface {
 	// PutImage points image.Name at image, and returns what it pointed at before, or nil.
 	PutImage(ctx context.Context, image v1.Image) (*v1.Image, error)
+	// SwapImage points next.Name at next if what it points at has old's digest and layers;
+	// errs.ImageNotFound, or StateConflict if it has others.
+	SwapImage(ctx context.Context, old, next v1.Image) error
 	// DeleteImage removes the name and returns what it pointed at; errs.ImageNotFound.
 	DeleteImage(ctx context.Context, name string) (v1.Image, error)
 	// FollowImages is as FollowNodes.
@@ -127,3 +133,11 @@ type Claimed struct {
 
 // Over says whether a settled claim has lived out its time.
 func (c *Claimed) Over(now time.Time) bool { return c.Sandbox != "" && !now.Before(c.Until) }
+
+// SameLayers tells whether two images are one, of the same layers at the same places.
+func SameLayers(a, b v1.Image) bool { return a.Digest == b.Digest && slices.Equal(a.Layers, b.Layers) }
+
+// Replaced is the error of a name that points at something else by now.
+func Replaced(name string) error {
+	return errs.New(errs.StateConflict, "store.image", "the image "+strconv.Quote(name)+" was replaced meanwhile; ask again")
+}

@@ -135,7 +135,8 @@ func (i *Images) readArchive(ctx context.Context, r io.Reader, progress func(v1.
 	if _, err := tr.Next(); err != io.EOF {
 		return v1.Image{}, badArchive("it goes on after its last layer", err)
 	}
-	if err := chainOf(head.Image.Layers).Check(); err != nil {
+	described := wire(head.Image)
+	if _, err := checked(&described); err != nil {
 		return v1.Image{}, err
 	}
 	img, err := i.store.AddImage(ctx, head.Image)

@@ -1,6 +1,7 @@
 // Package local joins a node's image store to what an edge and its backends ask of it:
 // imports, snapshots, transfers and removals for the edge, mounted layers for containers. It owns no state
-// beyond the store's. Start reading at [Images]; pack.go keeps snapshots and their chains, registry.go talks to
+// beyond the store's. Start reading at [Images]; pack.go keeps snapshots and their chains, collapse.go makes those shorter,
+// registry.go talks to
 // registries, archive.go has the format of a snapshot's archive.
 package local
 
@@ -81,10 +82,8 @@ func (i *Images) Ready(img *v1.Image) error {
 			return err
 		}
 	}
-	if len(img.Parts) > 0 {
-		return nil
-	}
-	return chainOf(list).Check()
+	_, err := checked(img)
+	return err
 }
 
 // Has implements edge.Images.

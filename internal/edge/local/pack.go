@@ -24,14 +24,8 @@ const (
 
 // Pack implements edge.Images.
 func (i *Images) Pack(ctx context.Context, p edge.Pack) (v1.Image, error) {
-	list := layers(p.On)
-	if len(p.On.Parts) > 0 { // each was checked by itself; together they are on what they are on now
-		for n := range list {
-			list[n].Parent, list[n].View, list[n].Replaces = "", "", ""
-		}
-	}
-	chain := chainOf(list)
-	if err := chain.Check(); err != nil {
+	chain, err := checked(p.On)
+	if err != nil {
 		return v1.Image{}, err
 	}
 	var man snapshot.Manifest
@@ -48,10 +42,10 @@ func (i *Images) Pack(ctx context.Context, p edge.Pack) (v1.Image, error) {
 	if err != nil {
 		return v1.Image{}, err
 	}
-	about := image.Snapshot(p.About)
+	about := unwireSnapshot(&p.About)
 	about.Entries, about.Bytes, about.Notes = man.Entries, man.Bytes, man.Notes
 	about.LeftOut, about.Omitted = man.LeftOut[:min(len(man.LeftOut), listedOut)], man.LeftOutCount
-	made := image.Image{Files: p.On.Files + man.Entries, Layers: recorded(chain), Config: image.Config(p.Config), Snapshot: &about}
+	made := image.Image{Files: p.On.Files + man.Entries, Layers: recorded(chain), Config: image.Config(p.Config), Snapshot: about}
 	if p.Plain {
 		made.Snapshot, made.Notes = nil, man.Notes
 	}
@@ -85,7 +79,7 @@ func (i *Images) shorten(ctx context.Context, c snapshot.Chain, l image.Layer) (
 		plan = snapshot.Policy{Keep: keep, Small: smallLayer, Layers: max(shortChain, keep+1)}.Plan(c)
 	}
 	for _, r := range slices.Backward(plan) { // the highest first: the others' numbers stay as they are
-		flat, err := i.flatten(ctx, c[r.From:r.To].Layers(), r.From == 0)
+		flat, err := i.flatten(ctx, c[r.From:r.To].Layers(), r.From == 0, nil)
 		if err != nil {
 			return nil, release, err
 		}
@@ -98,14 +92,14 @@ func (i *Images) shorten(ctx context.Context, c snapshot.Chain, l image.Layer) (
 }
 
 // flatten stores the layers, lowest first, as one.
-func (i *Images) flatten(ctx context.Context, layers []image.Layer, bottom bool) (image.Layer, error) {
+func (i *Images) flatten(ctx context.Context, layers []image.Layer, bottom bool, progress func(bytes, entries int64)) (image.Layer, error) {
 	fds, release, err := i.acquire(ctx, layers)
 	defer release()
 	if err != nil {
 		return image.Layer{}, err
 	}
 	return i.store.AddLayer(ctx, image.KindDiff, func(data layer.Blob, meta io.Writer) (layer.Result, error) {
-		res, _, err := snapshot.Flatten(ctx, snapshot.FlattenOptions{Layers: fds, Bottom: bottom, Blob: data, Meta: meta})
+		res, _, err := snapshot.Flatten(ctx, snapshot.FlattenOptions{Layers: fds, Bottom: bottom, Blob: data, Meta: meta, Progress: progress})
 		return res, err
 	})
 }
@@ -126,6 +120,32 @@ func (i *Images) acquire(ctx context.Context, list []image.Layer) (fds []int, re
 		fds, releases = append(fds, fd), append(releases, r)
 	}
 	return fds, release, nil
+}
+
+// checked is the chain that an image's layers are: each is on what it was made on, and those of
+// the images that it was composed of, or the sandbox that it is a snapshot of, are the lowest.
+func checked(img *v1.Image) (snapshot.Chain, error) {
+	list, parts := layers(img), img.Parts
+	switch {
+	case len(parts) > 0: // what these were made on is in the parts; together they are on what they are on now
+		for n := range list {
+			list[n].Parent, list[n].View, list[n].Replaces = "", "", ""
+		}
+	case img.Snapshot != nil:
+		parts = img.Snapshot.Parts
+	}
+	chain := chainOf(list)
+	if err := chain.Check(); err != nil {
+		return nil, err
+	}
+	var chains []snapshot.Chain
+	for _, p := range unwireParts(parts) {
+		if len(p.Layers) == 0 { // recorded by an earlier version
+			return chain, nil
+		}
+		chains = append(chains, chainOf(p.Layers))
+	}
+	return chain, chain.CheckParts(chains)
 }
 
 // chainOf is the chain that an image's layers are by what they say of themselves. Layers

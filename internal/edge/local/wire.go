@@ -13,10 +13,15 @@ func wire(img image.Image) v1.Image {
 		Digest: img.Digest, CreatedAt: time.UnixMilli(img.CreatedUnixMS).UTC(), Bytes: img.SizeBytes, Files: img.Files,
 		Config: v1.ImageConfig(img.Config),
 	}
-	out.Layers = wireLayers(img.Layers)
-	if img.Snapshot != nil {
-		s := v1.Snapshot(*img.Snapshot)
-		out.Snapshot = &s
+	out.Layers, out.Made = wireLayers(img.Layers), wireLayers(img.Made)
+	if s := img.Snapshot; s != nil {
+		out.Snapshot = &v1.Snapshot{
+			Source: s.Source, Parents: s.Parents, Labels: s.Labels, Temporary: s.Temporary, Entries: s.Entries, Bytes: s.Bytes,
+			LeftOut: s.LeftOut, Omitted: s.Omitted, Notes: s.Notes,
+		}
+		for _, p := range s.Parts {
+			out.Snapshot.Parts = append(out.Snapshot.Parts, v1.ImagePart{Kind: p.Kind, Name: p.Name, Digest: p.Digest, Layers: wireLayers(p.Layers)})
+		}
 	}
 	return out
 }
@@ -38,9 +43,29 @@ func unwire(img *v1.Image) image.Image {
 		Digest: img.Digest, CreatedUnixMS: img.CreatedAt.UnixMilli(), SizeBytes: img.Bytes, Files: img.Files, Layers: layers(img),
 		Config: image.Config(img.Config),
 	}
+	if img.Made != nil {
+		out.Made = layers(&v1.Image{Layers: img.Made})
+	}
 	if img.Snapshot != nil {
-		s := image.Snapshot(*img.Snapshot)
-		out.Snapshot = &s
+		out.Snapshot = unwireSnapshot(img.Snapshot)
+	}
+	return out
+}
+
+func unwireSnapshot(s *v1.Snapshot) *image.Snapshot {
+	return &image.Snapshot{
+		Source: s.Source, Parents: s.Parents, Parts: unwireParts(s.Parts), Labels: s.Labels, Temporary: s.Temporary, Entries: s.Entries, Bytes: s.Bytes,
+		LeftOut: s.LeftOut, Omitted: s.Omitted, Notes: s.Notes,
+	}
+}
+
+func unwireParts(list []v1.ImagePart) (out []image.Part) {
+	for _, p := range list {
+		part := image.Part{Kind: p.Kind, Name: p.Name, Digest: p.Digest}
+		if len(p.Layers) > 0 {
+			part.Layers = layers(&v1.Image{Layers: p.Layers})
+		}
+		out = append(out, part)
 	}
 	return out
 }

@@ -90,6 +90,7 @@ func (p *Process) finish(ws syscall.WaitStatus, ru syscall.Rusage) {
 // arm starts the timers of the limits.
 func (p *Process) arm() {
 	if d := p.Spec.Timeout; d > 0 {
+		d = max(d-p.waited, time.Millisecond)
 		p.timers = append(p.timers, time.AfterFunc(d, func() {
 			p.killed.CompareAndSwap(0, killTimeout)
 			p.KillAll()

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -132,5 +133,43 @@ func TestUnreadableProgramIsNoFaultOfTheCommand(t *testing.T) {
 	missing, err := (&Process{}).explain("/bin/x", "/", syscall.EIO)
 	if missing != nil || !errors.Is(err, errs.StoreUnavailable) {
 		t.Errorf("EIO: %v, %v", missing, err)
+	}
+}
+
+// A start whose program's data does not come within the command's time limit ends by that, and
+// when the data comes again, others start; of those that wait there are so many and no more.
+func TestTimeLimitWhileDataIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	tab := newTable(t)
+	back := make(chan struct{})
+	tab.readHead = func(string) error { <-back; return nil }
+	for range maxStuck {
+		start := time.Now()
+		_, err := tab.Start(Spec{Cmd: "true", Timeout: time.Millisecond, Tag: "tag"})
+		if e := errs.Of(err); err == nil || e.Code != errs.DeadlineExceeded || !e.Retryable || !e.Infra || !strings.Contains(e.Message, "store") {
+			t.Fatalf("after %v: %v", time.Since(start), err)
+		}
+	}
+	if _, err := tab.Start(Spec{Cmd: "true", IdleTimeout: time.Minute}); !errors.Is(err, errs.StoreUnavailable) {
+		t.Errorf("one more: %v", err)
+	}
+	close(back)
+	for end := time.Now().Add(10 * time.Second); tab.stuck.Load() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("they still wait")
+		}
+	}
+	tab.readHead = func(string) error { time.Sleep(300 * time.Millisecond); return nil }
+	start := time.Now()
+	p, err := tab.Start(Spec{Cmd: "sleep", Args: []string{"10"}, Timeout: 400 * time.Millisecond, Tag: "tag"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Release()
+	if e, err := p.Wait(t.Context()); err != nil || !e.TimedOut {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if took := time.Since(start); took > 650*time.Millisecond {
+		t.Logf("the limit of 400 ms was kept in %v", took)
 	}
 }

@@ -67,10 +67,11 @@ type Process struct {
 	Log     *Log
 
 	table   *Table
-	order   uint64 // of the starts, from 1
-	left    bool   // it ended while nobody followed it
-	oom     int64  // the memory limit's kills before it started
-	given   bool   // its output was given up
+	order   uint64        // of the starts, from 1
+	left    bool          // it ended while nobody followed it
+	oom     int64         // the memory limit's kills before it started
+	waited  time.Duration // of its time limit, for the image's data
+	given   bool          // its output was given up
 	sources []*source
 	done    chan struct{}
 
@@ -93,7 +94,8 @@ const (
 // Start starts a process. A command that does not exist or cannot be executed is not an
 // error: the process that is returned has ended, with the reason in its Exit and its
 // stderr log. The caller must Release the process. Errors: errs.UserNotFound, errs.CwdNotFound, errs.TagInUse,
-// errs.BadRequest, errs.PermissionDenied, errs.InternalError.
+// errs.BadRequest, errs.PermissionDenied, errs.InternalError; errs.StoreUnavailable and errs.DeadlineExceeded if
+// data of the image cannot be had, or not within the process's time limits.
 func (t *Table) Start(spec Spec) (*Process, error) {
 	if err := checkSpec(&spec); err != nil {
 		return nil, err
@@ -101,25 +103,25 @@ func (t *Table) Start(spec Spec) (*Process, error) {
 	if spec.User == "" {
 		spec.User = t.cfg.User
 	}
-	u, err := t.cfg.Users.Lookup(spec.User)
+	begun := time.Now()
+	f, err := t.find(spec)
 	if err != nil {
 		return nil, err
 	}
-	cwd, err := t.workdir(&spec, u)
-	if err != nil {
-		return nil, err
-	}
-	env := t.environ(&spec, u)
 	p := &Process{
-		Spec: spec, User: u, table: t, done: make(chan struct{}),
+		Spec: spec, User: f.user, table: t, done: make(chan struct{}), waited: time.Since(begun),
 		Log: newLog(spec.OutputLimit, spec.SpillLimit, t.cfg.SpillDir, t.cfg.Stall, t.cfg.Now),
 	}
 	if err := t.reserveTag(spec.Tag, p); err != nil {
 		return nil, err
 	}
-	path, missing := lookup(spec.Cmd, cwd, env)
-	if missing == nil {
-		missing, err = p.spawn(path, cwd, env)
+	missing := f.missing
+	switch {
+	case missing != nil:
+	case f.unread != nil:
+		missing, err = p.explain(f.path, f.cwd, f.unread)
+	default:
+		missing, err = p.spawn(f.path, f.cwd, f.env)
 	}
 	switch {
 	case err != nil:
@@ -130,6 +132,72 @@ func (t *Table) Start(spec Spec) (*Process, error) {
 		p.failed(missing)
 	}
 	return p, nil
+}
+
+// found is what a start needs of the image's files.
+type found struct {
+	user      *user.User
+	cwd, path string
+	env       []string
+	missing   *errs.Error // the command is at fault
+	unread    error       // of the program's head
+}
+
+// maxStuck is how many starts whose time was over may still wait for the image's data: each has
+// a thread of the kernel's.
+const maxStuck = 32
+
+// find looks at the image's files, which may take as long as their data takes to come, within the
+// process's time limits.
+func (t *Table) find(spec Spec) (*found, error) {
+	limit := spec.Timeout
+	if idle := spec.IdleTimeout; idle > 0 && (limit <= 0 || idle < limit) {
+		limit = idle
+	}
+	if limit <= 0 {
+		return t.look(spec)
+	}
+	if t.stuck.Load() >= maxStuck {
+		return nil, errs.New(errs.StoreUnavailable, "guest.start", strconv.Itoa(maxStuck)+" earlier starts still wait for data of the image: its store does not answer")
+	}
+	var f *found
+	var err error
+	done := make(chan struct{})
+	go func() {
+		f, err = t.look(spec)
+		close(done)
+	}()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return f, err
+	case <-timer.C:
+	}
+	t.stuck.Add(1)
+	go func() {
+		<-done
+		t.stuck.Add(-1)
+	}()
+	e := errs.New(errs.DeadlineExceeded, "guest.start", "the time limit of "+limit.String()+" passed while the program's data was waited for: the image's store does not answer in time").
+		Advise("retry, or look at the store; the sandbox goes on")
+	e.Infra = true
+	return nil, e
+}
+
+func (t *Table) look(spec Spec) (*found, error) {
+	u, err := t.cfg.Users.Lookup(spec.User)
+	if err != nil {
+		return nil, err
+	}
+	f := &found{user: u, env: t.environ(&spec, u)}
+	if f.cwd, err = t.workdir(&spec, u); err != nil {
+		return nil, err
+	}
+	if f.path, f.missing = lookup(spec.Cmd, f.cwd, f.env); f.missing == nil {
+		f.unread = t.readHead(f.path)
+	}
+	return f, nil
 }
 
 func checkSpec(s *Spec) error {
@@ -229,9 +297,6 @@ func (p *Process) failed(why *errs.Error) {
 
 // spawn forks and executes. It returns missing when the command is at fault.
 func (p *Process) spawn(path, cwd string, env []string) (missing *errs.Error, err error) {
-	if err := readHead(path); err != nil {
-		return p.explain(path, cwd, err)
-	}
 	var io stdio
 	if err := io.open(p); err != nil {
 		io.closeAll()

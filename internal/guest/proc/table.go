@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -29,6 +30,9 @@ type Table struct {
 	cfg    Config
 	reaper *Reaper
 	null   int
+	stuck  atomic.Int32 // starts that were given up and wait for the image's data
+
+	readHead func(path string) error
 
 	mu   sync.Mutex
 	live map[int]*Process
@@ -63,7 +67,7 @@ func NewTable(cfg Config, r *Reaper) (*Table, error) {
 		syscall.Close(p[1])
 		null = p[0]
 	}
-	return &Table{cfg: cfg, reaper: r, null: null, live: map[int]*Process{}, tags: map[string]*Process{}}, nil
+	return &Table{cfg: cfg, reaper: r, null: null, readHead: readHead, live: map[int]*Process{}, tags: map[string]*Process{}}, nil
 }
 
 func (t *Table) reserveTag(tag string, p *Process) error {

@@ -2,6 +2,7 @@ package layer
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"slices"
 	"sort"
@@ -111,6 +112,56 @@ func (d Dir) SetXattr(name string, value []byte) error {
 	if _, err := xattrSize(ino.xattrs); err != nil {
 		return errs.New(errs.ImageUnsupported, phase, "xattrs of "+quote(d.n.name)).Because(err)
 	}
+	return nil
+}
+
+// Loose takes in a regular file that has no name yet, for [Dir.Place]. Content of one that gets
+// none is cut out of the data blob by Finish, as after [Dir.Remove]. If it fails, also because
+// something of the file would have to be left out, the file is forgotten and the builder good for
+// more, unless the error is of the blob or of a limit.
+//
+// All loose files are taken in before anything else is. They count against the limits of
+// entries and bytes twice, on their own and when they are placed.
+func (b *Builder) Loose(ctx context.Context, name string, a Attr, size int64, r io.Reader) (Handle, error) {
+	if !b.loose && b.entries > 0 {
+		return Handle{}, errs.New(errs.InternalError, phase, "a file without a name, after others")
+	}
+	b.loose = true
+	skipped := b.skipped
+	b.skipped = map[string]int64{}
+	ino, err := b.newInode(name, unix.S_IFREG, a)
+	if err == nil && len(b.skipped) > 0 {
+		err = errs.New(errs.ImageUnsupported, phase, "something of "+quote(name))
+	}
+	b.skipped = skipped
+	if err != nil {
+		return Handle{}, err
+	}
+	if err := b.fill(ctx, name, ino, size, r); err != nil {
+		if perr := b.data.pad(); perr != nil { // the next begins at a block
+			err = perr
+		}
+		return Handle{}, err
+	}
+	return Handle{ino}, nil
+}
+
+// Named ends the taking in of loose files.
+func (b *Builder) Named() {
+	if b.loose {
+		b.entries, b.bytes, b.loose = 0, 0, false
+	}
+}
+
+// Place gives a loose file its first name.
+func (d Dir) Place(name string, e Handle) error {
+	if err := d.Link(name, e); err != nil {
+		return err
+	}
+	if e.ino.size > d.b.opts.MaxBytes-d.b.bytes {
+		return errs.New(errs.BodyTooLarge, phase, fmt.Sprintf("image holds more than the limit of %d bytes at %s", d.b.opts.MaxBytes, quote(name)))
+	}
+	d.b.bytes += e.ino.size
 	return nil
 }
 

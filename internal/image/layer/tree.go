@@ -109,6 +109,7 @@ type Builder struct {
 	gen     int
 	entries int64
 	bytes   int64
+	loose   bool // what was counted is of files that have no name yet
 	inlined int64
 	memory  int64 // what the tree takes, about; what is replaced counts on
 	skipped map[string]int64

@@ -14,18 +14,17 @@ type stream struct {
 const firstWindow = 512 << 10
 
 // observe looks at a read of n bytes from off and fetches ahead of it what belongs to
-// it, or, if it goes on where another one ended, what is next. It returns the bytes it
-// began to fetch.
-func (b *blob) observe(off, n int64) int64 {
+// it, or, if it goes on where another one ended, what is next, on its owner's account.
+func (b *blob) observe(owner string, off, n int64) {
 	limit := b.c.opts.Readahead
 	i, j := b.t.chunks(off, n)
 	if limit <= 0 || i == j {
-		return 0
+		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.left == 0 {
-		return 0
+		return
 	}
 	last := b.t.n() // nothing from this chunk on is fetched
 	if g, ok := b.filler.(Grouped); ok {
@@ -33,18 +32,19 @@ func (b *blob) observe(off, n int64) int64 {
 			_, last = b.t.chunks(off, end-off)
 			last = max(last, j)
 			if end-off <= min(firstWindow, limit) {
-				return b.fetchAhead(i, j, last) // with what is waited for, by one fetch
+				b.fetchAhead(owner, i, j, last) // with what is waited for, by one fetch
+				return
 			}
 		}
 	}
 	s := b.follow(i, j)
 	if s == nil {
-		return 0
+		return
 	}
 	// As much as it has read: most files are small, and most readers of large ones stop early.
 	window := min(b.t.bounds[j]-b.t.bounds[s.first], limit)
 	if window < min(firstWindow, limit) || s.ahead >= last || b.t.bounds[s.ahead]-b.t.bounds[j] >= window/2 {
-		return 0
+		return
 	}
 	end := s.ahead
 	for end < last && b.t.bounds[end]-b.t.bounds[j] < window {
@@ -52,7 +52,7 @@ func (b *blob) observe(off, n int64) int64 {
 	}
 	from := s.ahead
 	s.ahead = end
-	return b.fetchAhead(from, from, end)
+	b.fetchAhead(owner, from, from, end)
 }
 
 // follow returns the reader who goes on with a read of the chunks [i, j); nil if it is a
@@ -84,14 +84,14 @@ func (b *blob) follow(i, j int) *stream {
 
 // fetchAhead begins to fetch the chunks [i, j), if not too much waits already; those before
 // k are waited for. b.mu is held.
-func (b *blob) fetchAhead(i, k, j int) int64 {
+func (b *blob) fetchAhead(owner string, i, k, j int) {
 	if i >= j || b.c.gate.waiting() >= b.c.opts.Queue {
-		return 0
+		return
 	}
 	for x := k; x < j; x++ {
 		if b.chunk[x] == missing && b.flight[x] == nil {
 			b.stats.ahead.Add(b.t.len(x))
 		}
 	}
-	return b.launch(i, j, false)
+	b.launch(owner, i, j, false)
 }

@@ -183,21 +183,31 @@ func (b *blob) reopen(ctx context.Context) error {
 	return nil
 }
 
-// serve makes n bytes from off present for one reader and, if it then is let
-// through at once, pins them under key until unpin. It returns the bytes that
-// were fetched because of it.
-func (b *blob) serve(ctx context.Context, key uint64, off, n int64) (fetched int64, err error) {
-	i, j := b.t.chunks(off, n)
-	for {
-		if b.tryPin(key, i, j) {
-			return fetched, nil
-		}
-		k, err := b.ensure(ctx, i, j, true)
-		fetched += k
-		if err != nil {
-			return fetched, err
+// serve makes the chunks [i, j) present for one reader and, if it then is let
+// through at once, pins them under key until unpin.
+func (b *blob) serve(ctx context.Context, key uint64, owner string, i, j int) error {
+	for !b.tryPin(key, i, j) {
+		if err := b.ensure(ctx, owner, i, j, true); err != nil {
+			return err
 		}
 	}
+	return nil
+}
+
+// absent is how many of n bytes from off are not there.
+func (b *blob) absent(off, n int64) (bytes int64) {
+	i, j := b.t.chunks(off, n)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.left == 0 {
+		return 0
+	}
+	for k := i; k < j; k++ {
+		if b.chunk[k] != filled {
+			bytes += min(off+n, b.t.bounds[k+1]) - max(off, b.t.bounds[k])
+		}
+	}
+	return bytes
 }
 
 // tryPin pins the chunks [i, j) if all are filled. From here until unpin none of
@@ -240,9 +250,9 @@ func (b *blob) unpin(key uint64) {
 
 // ensure waits until the chunks [i, j) are filled, or were for a moment. Missing
 // ones are fetched, neighbours together, each once however many wait.
-func (b *blob) ensure(ctx context.Context, i, j int, urgent bool) (started int64, err error) {
+func (b *blob) ensure(ctx context.Context, owner string, i, j int, urgent bool) error {
 	b.mu.Lock()
-	started = b.launch(i, j, urgent)
+	b.launch(owner, i, j, urgent)
 	mine := map[*flight]bool{}
 	for k := i; k < j; k++ {
 		if f := b.flight[k]; f != nil {
@@ -259,7 +269,7 @@ func (b *blob) ensure(ctx context.Context, i, j int, urgent bool) (started int64
 		}
 		if k == j {
 			b.mu.Unlock()
-			return started, nil
+			return nil
 		}
 		var wait chan struct{}
 		f := b.flight[k]
@@ -272,10 +282,10 @@ func (b *blob) ensure(ctx context.Context, i, j int, urgent bool) (started int64
 			for f := range mine {
 				if f.i <= k && k < f.j && f.err != nil {
 					b.mu.Unlock()
-					return started, f.err
+					return f.err
 				}
 			}
-			started += b.launch(k, j, urgent)
+			b.launch(owner, k, j, urgent)
 			for x := k; x < j; x++ {
 				if f := b.flight[x]; f != nil {
 					mine[f] = true
@@ -287,14 +297,15 @@ func (b *blob) ensure(ctx context.Context, i, j int, urgent bool) (started int64
 		select {
 		case <-wait:
 		case <-ctx.Done():
-			return started, errs.Wrap(errs.DeadlineExceeded, phase, "wait for blob "+b.digest, ctx.Err())
+			return errs.Wrap(errs.DeadlineExceeded, phase, "wait for blob "+b.digest, ctx.Err())
 		}
 		b.mu.Lock()
 	}
 }
 
-// launch starts flights for the missing chunks of [i, j). b.mu is held.
-func (b *blob) launch(i, j int, urgent bool) (started int64) {
+// launch starts flights for the missing chunks of [i, j), on an owner's account. b.mu is
+// held.
+func (b *blob) launch(owner string, i, j int, urgent bool) {
 	for k := i; k < j; {
 		if b.chunk[k] != missing || b.flight[k] != nil {
 			k++
@@ -308,10 +319,8 @@ func (b *blob) launch(i, j int, urgent bool) (started int64) {
 			}
 			k++
 		}
-		b.fly(a, end, size, urgent)
-		started += size
+		b.fly(owner, a, end, size, urgent)
 	}
-	return started
 }
 
 // note writes chunks that are filled now. b.mu is held.

@@ -61,15 +61,36 @@ const (
 	FUSE     Mode = "fuse"
 )
 
-// Read is one read of a blob, for Options.OnRead.
-type Read struct {
-	Digest  string
-	PID     int // the reader, a thread's id where the kernel says it; 0 if it is out of sight
-	Off     int64
-	Len     int64
-	Fetched int64 // bytes that were fetched because of it, read-ahead included
-	Wait    time.Duration
-	Err     error
+// Modes are all there are.
+func Modes() []Mode { return []Mode{Auto, Fanotify, FUSE} }
+
+// Accountant is told what was done for whom. Readers wait for its answers. It is for
+// concurrent use.
+type Accountant interface {
+	// Owner says whose the thread pid is; "" is nobody that is known. The thread is stopped
+	// in a read until the answer. pid is 0 if it is out of sight of this process.
+	Owner(pid int) string
+	// Count adds what was done with a blob for an owner; "" is nobody, as when a blob is
+	// warmed. Over all owners, Reads, Read and Fetched add up to those of the blob's Stats.
+	Count(owner, digest string, u Use)
+}
+
+// Use is what was done with a blob for somebody.
+type Use struct {
+	Reads   int64
+	Read    int64         // bytes asked for
+	Waited  int64         // bytes of them that were not there
+	Wait    time.Duration // for those, by all readers together
+	Fetched int64         // bytes fetched for who was first to ask, ahead of its reads too
+}
+
+// Add adds another use.
+func (u *Use) Add(o Use) {
+	u.Reads += o.Reads
+	u.Read += o.Read
+	u.Waited += o.Waited
+	u.Wait += o.Wait
+	u.Fetched += o.Fetched
 }
 
 // Options say how a cache works. Zero values mean the defaults.
@@ -88,8 +109,8 @@ type Options struct {
 	// Reopen finds the filler of a blob that was in use when an earlier process died
 	// and which is read before anyone opens it. Without it such reads wait.
 	Reopen func(ctx context.Context, digest string, size int64) (Filler, error)
-	// OnRead is told of every read that reached a blob. It must be quick.
-	OnRead func(Read)
+	// Accountant is told of every read that reaches a blob, and of what is fetched.
+	Accountant Accountant
 
 	Deadline   time.Duration // of a read: then it fails (default 30 s)
 	RetryPause time.Duration // before the first retry; it doubles up to 2 s (default 50 ms)
@@ -876,16 +897,20 @@ func (b *blob) guarded() bool {
 // read answers for one read: it waits for the bytes, counts, and pins them under
 // key. An error that is shutting_down is not for the reader: the next process answers.
 func (b *blob) readFor(key uint64, pid int, off, n int64) error {
+	owner, waited := "", int64(0)
+	acct := b.c.opts.Accountant
+	if acct != nil {
+		owner, waited = acct.Owner(pid), b.absent(off, n)
+	}
 	start := b.c.opts.Now()
 	i, j := b.t.chunks(off, n)
 	b.record(off, n)
-	ahead := b.observe(off, n)
+	b.observe(owner, off, n)
 	hit := b.tryPin(key, i, j)
-	var fetched int64
 	var err error
 	if !hit {
 		ctx, cancel := context.WithTimeout(b.c.ctx, b.c.opts.Deadline)
-		fetched, err = b.serve(ctx, key, off, n)
+		err = b.serve(ctx, key, owner, i, j)
 		cancel()
 		if b.c.ctx.Err() != nil && err != nil {
 			return errs.New(errs.ShuttingDown, phase, "the cache is closed")
@@ -900,8 +925,12 @@ func (b *blob) readFor(key uint64, pid int, off, n int64) error {
 	default:
 		b.stats.misses.Add(1)
 	}
-	if f := b.c.opts.OnRead; f != nil {
-		f(Read{Digest: b.digest, PID: pid, Off: off, Len: n, Fetched: fetched + ahead, Wait: b.c.opts.Now().Sub(start), Err: err})
+	if acct != nil {
+		u := Use{Reads: 1, Read: n}
+		if !hit {
+			u.Waited, u.Wait = waited, b.c.opts.Now().Sub(start)
+		}
+		acct.Count(owner, b.digest, u)
 	}
 	return err
 }

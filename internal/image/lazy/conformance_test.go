@@ -54,7 +54,7 @@ type rig struct {
 	c     *lazy.Cache
 	l     *testLayer
 	src   *source
-	fill  lazy.Filler // src, or something around it
+	fill  lazy.Filler // something around src; nil: src
 	h     *lazy.Blob
 	mount int
 	r     *reader
@@ -71,10 +71,11 @@ func newRig(t *testing.T, opts lazy.Options, size int) *rig {
 
 func (r *rig) open() {
 	var err error
-	if r.fill == nil {
-		r.fill = r.src
+	fill := r.fill
+	if fill == nil {
+		fill = r.src
 	}
-	if r.h, err = r.c.Blob(r.t.Context(), r.l.digest, int64(len(r.l.data)), r.fill); err != nil {
+	if r.h, err = r.c.Blob(r.t.Context(), r.l.digest, int64(len(r.l.data)), fill); err != nil {
 		r.t.Fatal(err)
 	}
 	r.mount = mountBlob(r.t, r.l, r.h.Path())
@@ -462,32 +463,99 @@ func testFullDisk(t *testing.T, mode lazy.Mode) {
 	}
 }
 
+// ledger is an accountant whose owners are processes.
+type ledger struct {
+	mu    sync.Mutex
+	names map[int]string // by pid
+	uses  map[string]lazy.Use
+	blobs map[string]bool
+}
+
+func (l *ledger) Owner(pid int) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.names[pid]
+}
+
+func (l *ledger) Count(owner, digest string, u lazy.Use) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	use := l.uses[owner]
+	use.Add(u)
+	l.uses[owner], l.blobs[digest] = use, true
+}
+
+func (l *ledger) of(owner string) lazy.Use {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.uses[owner]
+}
+
+// dd reads one block of the rig's file in a process of its own, as owner.
+func (r *rig) dd(l *ledger, owner string, off, n int64) {
+	r.t.Helper()
+	// The child waits for a byte, so that it is known by then, and opens the file through
+	// its own /proc.
+	cmd := exec.Command("sh", "-c", fmt.Sprintf("read x; exec dd if=/proc/%d/fd/%d of=/dev/null bs=%d count=1 skip=%dB iflag=fullblock status=none", os.Getpid(), int(r.r.f.Fd()), n, off))
+	in, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	l.mu.Lock()
+	l.names[cmd.Process.Pid] = owner
+	l.mu.Unlock()
+	in.Write([]byte("go\n"))
+	if err := cmd.Wait(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 func testCountsByReader(t *testing.T, mode lazy.Mode) {
-	var mu sync.Mutex
-	var reads []lazy.Read
-	r := newRig(t, lazy.Options{Mode: mode, Readahead: -1, OnRead: func(x lazy.Read) {
-		mu.Lock()
-		reads = append(reads, x)
-		mu.Unlock()
-	}}, 4<<20)
-	cmd := exec.Command("dd", "if="+r.r.f.Name(), "of=/dev/null", "bs=4k", "count=1", "skip=100", "status=none")
-	// The child opens it through its own /proc.
-	cmd.Args[1] = fmt.Sprintf("if=/proc/%d/fd/%d", os.Getpid(), int(r.r.f.Fd()))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	l := &ledger{names: map[int]string{}, uses: map[string]lazy.Use{}, blobs: map[string]bool{}}
+	r := newRig(t, lazy.Options{Mode: mode, Readahead: 1 << 20, Accountant: l}, 12<<20)
+	r.src.delay.Store(int64(20 * time.Millisecond))
+	warmed := r.src.bytes.Load()
+	if err := r.h.Warm(t.Context(), lazy.Trace{{Off: 10 << 20, Len: 1 << 20}}); err != nil {
+		t.Fatal(err)
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	if len(reads) == 0 {
-		t.Fatal("no read was told")
+	warmed = r.src.bytes.Load() - warmed
+	nobody := l.of("")
+	if nobody.Fetched < 1<<20 || nobody.Fetched > warmed { // opening the file reads a little, too
+		t.Errorf("warming %d bytes counts as %+v", warmed, nobody)
 	}
-	for _, x := range reads {
-		if x.PID != cmd.Process.Pid || x.Digest != r.l.digest || x.Len <= 0 || x.Err != nil {
-			t.Errorf("%+v, reader %d", x, cmd.Process.Pid)
+	r.dd(l, "ann", 0, 2<<20)
+	r.dd(l, "ben", 6<<20, 1<<20)
+	ann, ben := l.of("ann"), l.of("ben")
+	// Both have the bytes that they read, and those ahead.
+	for _, c := range []struct {
+		name   string
+		use    lazy.Use
+		wanted int64
+	}{{"ann", ann, 2 << 20}, {"ben", ben, 1 << 20}} {
+		if u := c.use; u.Reads == 0 || u.Read < c.wanted || u.Read > c.wanted+1<<20 || u.Waited == 0 || u.Waited > u.Read ||
+			u.Wait < 20*time.Millisecond || u.Fetched < c.wanted || u.Fetched > c.wanted+2<<20 {
+			t.Errorf("%s read %d bytes: %+v", c.name, c.wanted, u)
 		}
 	}
-	if reads[0].Fetched < reads[0].Len {
-		t.Errorf("%+v", reads[0])
+	// What is there already is read and not waited for, nor fetched.
+	r.r.forget()
+	r.dd(l, "cid", 10<<20, 512<<10)
+	if u := l.of("cid"); u.Read < 512<<10 || u.Waited != 0 || u.Wait != 0 || u.Fetched > 1<<20 {
+		t.Errorf("warm bytes: %+v", u)
+	}
+	waitFor(t, func() bool { // what was begun ahead comes in meanwhile
+		var sum lazy.Use
+		for _, name := range []string{"", "ann", "ben", "cid"} {
+			sum.Add(l.of(name))
+		}
+		s := r.h.Stats()
+		return sum.Reads == s.Reads && sum.Read == s.Read && sum.Fetched == s.Fetched && s.Fetched == r.src.bytes.Load()
+	})
+	if !l.blobs[r.l.digest] || len(l.blobs) != 1 {
+		t.Errorf("blobs %v", l.blobs)
 	}
 }
 

@@ -6,6 +6,10 @@
 // the handle after the mount. The package must not know where bytes come from (a
 // [Filler]), what a layer, image or sandbox is, or who holds descriptors (a [Holder]).
 //
+// Who reads, and what was fetched for them, an [Accountant] is told: a question of the
+// kernel says which thread is stopped, and read-ahead, the kernel's and ours, is done in
+// the name of whose read it follows.
+//
 // Start reading at cache.go; blob.go has a blob's chunks and who may read them,
 // flight.go fetching, ahead.go read-ahead, trace.go traces, evict.go eviction,
 // state.go what is kept on disk; fan.go and fuse.go stop readers, probe.go says which

@@ -11,6 +11,7 @@ import (
 // flight fetches the missing chunks of [i, j); no other flight has them.
 type flight struct {
 	b     *blob
+	owner string // on whose account
 	i, j  int
 	place *ticket
 	pos   []int64       // how far each chunk has been written
@@ -20,8 +21,8 @@ type flight struct {
 }
 
 // fly starts a flight. b.mu is held.
-func (b *blob) fly(i, j int, size int64, urgent bool) {
-	f := &flight{b: b, i: i, j: j, pos: make([]int64, j-i), step: make(chan struct{}), place: &ticket{ready: make(chan struct{}), urgent: urgent}}
+func (b *blob) fly(owner string, i, j int, size int64, urgent bool) {
+	f := &flight{b: b, owner: owner, i: i, j: j, pos: make([]int64, j-i), step: make(chan struct{}), place: &ticket{ready: make(chan struct{}), urgent: urgent}}
 	for k := i; k < j; k++ {
 		if b.chunk[k] == missing {
 			b.flight[k] = f
@@ -192,6 +193,9 @@ func (f *flight) put(off int64, p []byte) error {
 		return diskError("fill blob "+b.digest, err)
 	}
 	b.stats.fetched.Add(int64(len(p)))
+	if acct := b.c.opts.Accountant; acct != nil {
+		acct.Count(f.owner, b.digest, Use{Fetched: int64(len(p))})
+	}
 	f.came = true
 	for k := i; k < j; k++ {
 		f.pos[k-f.i] = min(end, t.bounds[k+1])

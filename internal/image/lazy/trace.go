@@ -150,7 +150,7 @@ func (b *blob) fetchAll(ctx context.Context, spans []span) error {
 				if ctx.Err() != nil {
 					continue
 				}
-				if _, err := b.ensure(ctx, s.i, s.j, false); err != nil {
+				if err := b.ensure(ctx, "", s.i, s.j, false); err != nil {
 					cancel(err)
 				}
 			}

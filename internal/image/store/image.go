@@ -76,6 +76,14 @@ func (s *Store) AddImage(ctx context.Context, img image.Image) (image.Image, err
 	return img, nil
 }
 
+// Retain has the collector told of an image's layers for an hour, as of one that is made
+// here: the catalogue is about to have other layers in their place, and what begins to use the
+// image just now may still have been told of these.
+func (s *Store) Retain(img image.Image) error {
+	_, err := s.recordOwn(img)
+	return err
+}
+
 func (s *Store) recordOwn(img image.Image) (name string, err error) {
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // never fails
@@ -150,6 +158,12 @@ func (s *Store) removeNote(dir, name string) error {
 // what its source held that could not be kept, nor where it is stored.
 func digestOf(img image.Image) string {
 	img.Digest, img.CreatedUnixMS, img.Notes = "", 0, nil
+	if img.Made != nil {
+		img.Layers, img.Made, img.SizeBytes = img.Made, nil, 0
+		for _, l := range img.Layers {
+			img.SizeBytes += l.MetaSize + l.DataSize
+		}
+	}
 	img.Layers = slices.Clone(img.Layers)
 	for i := range img.Layers {
 		img.Layers[i].MetaObject, img.Layers[i].MapObject = "", ""

@@ -27,6 +27,7 @@ type Mounts struct {
 
 type mounted struct {
 	ready chan struct{} // closed when fd or err is set
+	data  string        // digest of its data; none if empty
 	fd    int
 	done  func() // the layer's files are not needed any more
 	err   error
@@ -51,7 +52,7 @@ func (m *Mounts) Acquire(ctx context.Context, l image.Layer) (fd int, release fu
 	}
 	e := m.byMeta[key]
 	if e == nil {
-		e = &mounted{ready: make(chan struct{}), fd: -1}
+		e = &mounted{ready: make(chan struct{}), data: l.DataDigest, fd: -1}
 		m.byMeta[key] = e
 		// Not under ctx: others may wait for it when this caller has gone.
 		go m.open(context.WithoutCancel(ctx), e, l, key)
@@ -141,12 +142,14 @@ func (m *Mounts) drop(e *mounted, key string) {
 	}
 }
 
-// Forget unmounts a layer that no one uses.
+// Forget unmounts a layer that no one uses, and all that have the same data.
 func (m *Mounts) Forget(l image.Layer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if e := m.byMeta[l.MetaDigest]; e != nil && e.users == 0 {
-		m.drop(e, l.MetaDigest)
+	for key, e := range m.byMeta {
+		if e.users == 0 && (key == l.MetaDigest || l.DataDigest != "" && e.data == l.DataDigest) {
+			m.drop(e, key)
+		}
 	}
 }
 

@@ -53,7 +53,7 @@ type Store struct {
 	uses   map[string]int         // by metadata digest: who has the files
 	own    map[string]own         // by file name
 	// starts has when sandboxes of images started last, by digest of the image.
-	starts map[string]start
+	starts map[string]*start
 }
 
 // Options of a store. Objects is needed.
@@ -73,7 +73,7 @@ type Options struct {
 func Open(ctx context.Context, dir string, opts Options) (_ *Store, err error) {
 	s := &Store{
 		dir: dir, now: opts.Now, log: opts.Log, objects: opts.Objects,
-		images: map[string]image.Image{}, layers: map[string]image.Layer{}, pins: map[string]*pin{}, uses: map[string]int{}, own: map[string]own{}, starts: map[string]start{},
+		images: map[string]image.Image{}, layers: map[string]image.Layer{}, pins: map[string]*pin{}, uses: map[string]int{}, own: map[string]own{}, starts: map[string]*start{},
 	}
 	s.traceTime = cmp.Or(opts.TraceTime, 10*time.Second)
 	if s.now == nil {

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -256,14 +257,14 @@ func TestStartsLearnFromEachOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start := func(name string) (s *Store, root string) {
+	start := func(name string) (s *Store, m *Mounts, release func(), root string) {
 		t.Helper()
 		s, err := Open(t.Context(), dir+"/"+name, Options{Objects: objects, TraceTime: 200 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { s.Close() })
-		m := NewMounts(s, time.Hour)
+		m = NewMounts(s, time.Hour)
 		t.Cleanup(m.Close)
 		fd, release, err := m.Acquire(t.Context(), img.Layers[0])
 		if err != nil {
@@ -271,7 +272,7 @@ func TestStartsLearnFromEachOther(t *testing.T) {
 		}
 		t.Cleanup(release)
 		s.Started(img.Digest, img.Layers)
-		return s, fmt.Sprintf("/proc/self/fd/%d/", fd)
+		return s, m, release, fmt.Sprintf("/proc/self/fd/%d/", fd)
 	}
 	cached := func(s *Store) int64 { return s.Cached(img.Layers)[0].Cached }
 	until := func(what string, ok func() bool) {
@@ -282,7 +283,7 @@ func TestStartsLearnFromEachOther(t *testing.T) {
 			}
 		}
 	}
-	two, root := start("two")
+	two, _, _, root := start("two")
 	if _, err := os.ReadFile(root + "a"); err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +291,7 @@ func TestStartsLearnFromEachOther(t *testing.T) {
 		tr, err := two.LoadTrace(t.Context(), img.Digest)
 		return err == nil && len(tr[img.Layers[0].DataDigest]) > 0
 	})
-	three, root := start("three")
+	three, m, release, root := start("three")
 	until("nothing was fetched in advance", func() bool { return cached(three) >= 300<<10 })
 	if got, err := os.ReadFile(root + "a"); err != nil || string(got) != files["a"] {
 		t.Errorf("%d bytes, %v", len(got), err)
@@ -298,15 +299,22 @@ func TestStartsLearnFromEachOther(t *testing.T) {
 	if n := cached(three); n > 1<<20 {
 		t.Errorf("%d bytes are here, but only a was read", n)
 	}
-	// Nothing is fetched or learnt again within the minute, unless the layer was dropped.
-	three.mu.Lock()
-	n := len(three.starts)
-	three.forgetStarts(img.Layers[0])
-	left := len(three.starts)
-	three.mu.Unlock()
-	if n != 1 || left != 0 {
-		t.Errorf("%d starts are known, and %d after the layer was dropped", n, left)
+	// It may be dropped though it is being fetched, and is fetched again then.
+	release()
+	m.Forget(img.Layers[0])
+	if err := three.Drop(img.Layers[0]); err != nil {
+		t.Fatal(err)
 	}
+	if n := cached(three); n != 0 {
+		t.Errorf("%d bytes are here after the layer was dropped", n)
+	}
+	_, release, err = m.Acquire(t.Context(), img.Layers[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	three.Started(img.Digest, img.Layers)
+	until("nothing was fetched again", func() bool { return cached(three) >= 300<<10 })
 }
 
 func TestALayerOfNoObjectStoreIsRefused(t *testing.T) {
@@ -643,5 +651,53 @@ func TestLimitsHold(t *testing.T) {
 	_, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{Layer: layer.Options{MaxBytes: 100}})
 	if !errors.Is(err, errs.BodyTooLarge) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Layers merged since are not what an image's digest is over, and what they replaced is told to the
+// collector for a while.
+func TestTheDigestIsOverWhatAnImageWasMadeOf(t *testing.T) {
+	t.Parallel()
+	now := time.UnixMilli(42)
+	objects, err := object.OpenDir(t.Context(), filepath.Join(t.TempDir(), "objects"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "node"), Options{Objects: objects, Now: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	layer := func(c string, size int64) image.Layer {
+		d := strings.Repeat(c, 64)
+		return image.Layer{Kind: image.KindDiff, MetaDigest: d, MetaSize: size, MetaObject: "meta/" + d + ".1"}
+	}
+	old, err := s.AddImage(t.Context(), image.Image{Layers: []image.Layer{layer("a", 10), layer("b", 20)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(2 * time.Hour) // the catalogue has it long since
+	merged := old
+	merged.Made, merged.Layers = old.Layers, []image.Layer{layer("c", 25)}
+	if err := s.Retain(old); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.AddImage(t.Context(), merged)
+	if err != nil || got.Digest != old.Digest || got.SizeBytes != 25 {
+		t.Errorf("%+v, %v; it was %+v", got, err, old)
+	}
+	if has, err := s.Get(old.Digest); err != nil || len(has.Layers) != 1 {
+		t.Errorf("the node has %+v, %v", has, err)
+	}
+	merged.Made = merged.Made[1:]
+	if other, err := s.AddImage(t.Context(), merged); err != nil || other.Digest == old.Digest {
+		t.Errorf("made of something else: %+v, %v", other, err)
+	}
+	for _, want := range []bool{true, false} {
+		roots, err := s.Roots()
+		if err != nil || slices.ContainsFunc(roots, func(l image.Layer) bool { return l.MetaDigest[0] == 'a' }) != want {
+			t.Errorf("%+v, %v; retained: %v", roots, err, want)
+		}
+		now = now.Add(time.Hour)
 	}
 }

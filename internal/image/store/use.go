@@ -185,6 +185,7 @@ func (r *recorded) Get(ctx context.Context, key string, off, n int64) (io.ReadCl
 
 // Drop removes what is here of a layer. Errors: state_conflict (it is in use).
 func (s *Store) Drop(l image.Layer) error {
+	s.forgetStarts(l)
 	if l.DataDigest != "" {
 		if err := s.data.Remove(l.DataDigest); err != nil {
 			return err
@@ -202,7 +203,6 @@ func (s *Store) Drop(l image.Layer) error {
 		return err
 	}
 	delete(s.layers, l.MetaDigest)
-	s.forgetStarts(l)
 	if l.MapObject == "" {
 		return nil
 	}

@@ -107,20 +107,27 @@ func (s *Store) Started(digest string, layers []image.Layer) {
 	if at, ok := s.starts[digest]; ok && now.Sub(at.when) < startTime || s.closing.Err() != nil {
 		return
 	}
-	s.starts[digest] = start{when: now, layers: layers}
+	x := &start{when: now, layers: layers, over: make(chan struct{})}
+	s.starts[digest] = x
 	recorders := map[string]*lazy.Recorder{}
 	for _, l := range layers {
 		if r := s.data.Record(l.DataDigest, s.traceTime); r != nil {
 			recorders[l.DataDigest] = r
 		}
 	}
+	ctx, cancel := context.WithCancel(s.closing)
+	x.end = cancel
 	if len(recorders) == 0 {
+		cancel()
+		close(x.over)
 		return
 	}
 	s.tasks.Add(1)
 	go func() {
 		defer s.tasks.Done()
-		if err := s.learn(digest, layers, recorders); err != nil && s.closing.Err() == nil {
+		defer close(x.over)
+		defer cancel()
+		if err := s.learn(ctx, digest, layers, recorders); err != nil && ctx.Err() == nil {
 			s.log.Warn("what the start of an image reads is not known", "image", digest, "err", err)
 		}
 	}()
@@ -130,19 +137,31 @@ func (s *Store) Started(digest string, layers []image.Layer) {
 type start struct {
 	when   time.Time
 	layers []image.Layer
+	end    context.CancelFunc // ends what it does in the background
+	over   chan struct{}      // closed when that has ended
 }
 
-// forgetStarts says that nothing is here any more of a layer: whoever starts is in need of
-// all again. s.mu is held.
+// forgetStarts says that what is here of a layer goes: whoever starts is in need of all
+// again. It returns when nothing uses the layer because of an earlier start.
 func (s *Store) forgetStarts(l image.Layer) {
+	var ended []*start
+	s.mu.Lock()
 	for d, x := range s.starts {
-		if slices.ContainsFunc(x.layers, func(y image.Layer) bool { return y.MetaDigest == l.MetaDigest }) {
+		if slices.ContainsFunc(x.layers, func(y image.Layer) bool {
+			return y.MetaDigest == l.MetaDigest || l.DataDigest != "" && y.DataDigest == l.DataDigest
+		}) {
 			delete(s.starts, d)
+			x.end()
+			ended = append(ended, x)
 		}
+	}
+	s.mu.Unlock()
+	for _, x := range ended {
+		<-x.over
 	}
 }
 
-func (s *Store) learn(digest string, layers []image.Layer, recorders map[string]*lazy.Recorder) error {
+func (s *Store) learn(ctx context.Context, digest string, layers []image.Layer, recorders map[string]*lazy.Recorder) error {
 	stop := func() trace.Trace {
 		t := trace.Trace{}
 		for d, r := range recorders {
@@ -152,11 +171,11 @@ func (s *Store) learn(digest string, layers []image.Layer, recorders map[string]
 		}
 		return t
 	}
-	known, err := s.LoadTrace(s.closing, digest)
+	known, err := s.LoadTrace(ctx, digest)
 	if err != nil || known != nil {
 		stop()
 		if err == nil {
-			err = s.Warm(s.closing, layers, false, known.First(replayMax), nil)
+			err = s.Warm(ctx, layers, false, known.First(replayMax), nil)
 		}
 		return err
 	}
@@ -164,11 +183,11 @@ func (s *Store) learn(digest string, layers []image.Layer, recorders map[string]
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-s.closing.Done(): // half a trace is none
+	case <-ctx.Done(): // half a trace is none
 		stop()
 		return nil
 	}
-	return trace.Put(s.closing, s.objects, digest, stop())
+	return trace.Put(ctx, s.objects, digest, stop())
 }
 
 // LoadTrace returns what an earlier start of an image read; nil if that is not known.

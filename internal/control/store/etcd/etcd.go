@@ -185,6 +185,44 @@ func (s *Store) PutImage(ctx context.Context, image v1.Image) (*v1.Image, error)
 	return old, nil
 }
 
+// SwapImage implements store.Images.
+func (s *Store) SwapImage(ctx context.Context, old, next v1.Image) error {
+	const phase = "store.image"
+	raw, err := json.Marshal(next)
+	if err != nil {
+		return errs.Wrap(errs.InternalError, phase, "encode", err)
+	}
+	if err := s.room(phase); err != nil {
+		return err
+	}
+	ctx, cancel := s.limit(ctx)
+	defer cancel()
+	key := prefixImages + next.Name
+	got, err := s.cli.Get(ctx, key)
+	if err != nil {
+		return unavailable(phase, "read", err)
+	}
+	if len(got.Kvs) == 0 {
+		return errs.New(errs.ImageNotFound, phase, "no image "+strconv.Quote(next.Name))
+	}
+	var now v1.Image
+	if err := json.Unmarshal(got.Kvs[0].Value, &now); err != nil {
+		return errs.Wrap(errs.InternalError, phase, "etcd: parse the image", err)
+	}
+	if !store.SameLayers(now, old) {
+		return store.Replaced(next.Name)
+	}
+	unchanged := clientv3.Compare(clientv3.ModRevision(key), "=", got.Kvs[0].ModRevision)
+	txn, err := s.cli.Txn(ctx).If(unchanged).Then(clientv3.OpPut(key, string(raw))).Commit()
+	switch {
+	case err != nil:
+		return unavailable(phase, "write", err)
+	case !txn.Succeeded:
+		return store.Replaced(next.Name)
+	}
+	return nil
+}
+
 // DeleteImage implements store.Images.
 func (s *Store) DeleteImage(ctx context.Context, name string) (v1.Image, error) {
 	var image v1.Image

@@ -223,6 +223,24 @@ func (m *Memory) PutImage(_ context.Context, image v1.Image) (*v1.Image, error) 
 	return &old, nil
 }
 
+// SwapImage implements store.Images.
+func (m *Memory) SwapImage(_ context.Context, old, next v1.Image) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.down != nil {
+		return m.down
+	}
+	now, ok := m.images.items[next.Name]
+	switch {
+	case !ok:
+		return errs.New(errs.ImageNotFound, "store.image", "no image "+strconv.Quote(next.Name))
+	case !store.SameLayers(now, old):
+		return store.Replaced(next.Name)
+	}
+	m.images.put(next.Name, next)
+	return nil
+}
+
 // DeleteImage implements store.Images.
 func (m *Memory) DeleteImage(_ context.Context, name string) (v1.Image, error) {
 	m.mu.Lock()

@@ -146,6 +146,23 @@ func testImages(t *testing.T, s store.Store) {
 		t.Fatalf("replacing gives %v, %v", prev, err)
 	}
 	view.Want(t, "the new digest", func(m map[string]v1.Image) bool { return m[a.Name].Digest == "sha256:b" })
+	// A swap is of what is there, all of it or nothing.
+	merged := b
+	merged.Layers = []v1.Layer{{MetaDigest: "m"}}
+	if err := s.SwapImage(ctx, a, merged); !errors.Is(err, errs.StateConflict) {
+		t.Errorf("a swap of what was replaced gives %v", err)
+	}
+	if err := s.SwapImage(ctx, merged, b); !errors.Is(err, errs.StateConflict) {
+		t.Errorf("a swap of other layers gives %v", err)
+	}
+	view.Want(t, "no swap", func(m map[string]v1.Image) bool { return reflect.DeepEqual(m[a.Name], b) })
+	if err := s.SwapImage(ctx, b, merged); err != nil {
+		t.Fatal(err)
+	}
+	view.Want(t, "the swap", func(m map[string]v1.Image) bool { return reflect.DeepEqual(m[a.Name], merged) })
+	if err := s.SwapImage(ctx, v1.Image{Name: "none"}, v1.Image{Name: "none"}); !errors.Is(err, errs.ImageNotFound) {
+		t.Errorf("a swap of nothing gives %v", err)
+	}
 	if old, err := s.DeleteImage(ctx, a.Name); err != nil || old.Digest != "sha256:b" {
 		t.Fatalf("deleting gives %v, %v", old, err)
 	}

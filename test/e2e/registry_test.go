@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -90,6 +92,136 @@ func TestPushPullExport(t *testing.T) {
 	shared.Fails(t, 2, "", "image", "export", "--format", "zip", bed.Image, file+"2")
 	if left, _ := filepath.Glob(file + "2*"); len(left) > 0 {
 		t.Errorf("a failed export left %v", left)
+	}
+}
+
+// What goes wrong at a registry ends a pull with the error that says so, and with nothing of the image; what
+// comes right when it is asked for again does not.
+func TestRegistryFaults(t *testing.T) {
+	t.Parallel()
+	var fault atomic.Pointer[func(w http.ResponseWriter, r *http.Request, next http.Handler)]
+	inner := ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0)))
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if f := fault.Load(); f != nil {
+			(*f)(w, r, inner)
+			return
+		}
+		inner.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	ref := strings.TrimPrefix(s.URL, "http://") + "/faulty:1"
+	shared.Must(t, "image", "push", bed.Image, ref)
+	rec := httptest.NewRecorder()
+	inner.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/v2/faulty/manifests/1", nil))
+	var manifest struct{ Config struct{ Digest string } }
+	if err := json.Unmarshal(rec.Body.Bytes(), &manifest); err != nil || manifest.Config.Digest == "" {
+		t.Fatalf("%s: %v", rec.Body, err)
+	}
+	layer := func(r *http.Request) bool {
+		return r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") && !strings.HasSuffix(r.URL.Path, manifest.Config.Digest)
+	}
+	// answer has a layer's answer, damaged by edit, of which cut leaves half.
+	answer := func(w http.ResponseWriter, r *http.Request, next http.Handler, edit func(p []byte), cut bool) {
+		rec := httptest.NewRecorder()
+		next.ServeHTTP(rec, r)
+		p := append([]byte(nil), rec.Body.Bytes()...)
+		edit(p)
+		maps.Copy(w.Header(), rec.Header())
+		w.Header().Set("Content-Length", fmt.Sprint(len(p)))
+		w.WriteHeader(rec.Code)
+		if !cut {
+			_, _ = w.Write(p)
+			return
+		}
+		_, _ = w.Write(p[:len(p)/2])
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	same := func([]byte) {}
+	var cuts atomic.Int64
+	for _, c := range []struct {
+		name, code, says string
+		fault            func(w http.ResponseWriter, r *http.Request, next http.Handler)
+	}{
+		{"401", "registry_denied", "credentials", func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}},
+		{"404", "registry_not_found", "has no tag 1", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if strings.Contains(r.URL.Path, "/manifests/") {
+				w.WriteHeader(http.StatusNotFound)
+				fmt.Fprint(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"which?"}]}`)
+				return
+			}
+			next.ServeHTTP(w, r)
+		}},
+		{"a layer is gone", "registry_not_found", "", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if layer(r) {
+				http.NotFound(w, r)
+				return
+			}
+			next.ServeHTTP(w, r)
+		}},
+		{"429", "registry_busy", "slow down", func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+			w.Header().Set("Retry-After", "3600")
+			w.WriteHeader(http.StatusTooManyRequests)
+			fmt.Fprint(w, `{"errors":[{"code":"TOOMANYREQUESTS","message":"slow down"}]}`)
+		}},
+		{"always cut", "registry_unavailable", "broke off", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if layer(r) {
+				r.Header.Del("Range") // no progress by going on where it broke
+				rec := httptest.NewRecorder()
+				next.ServeHTTP(rec, r)
+				maps.Copy(w.Header(), rec.Header())
+				w.WriteHeader(rec.Code)
+				w.(http.Flusher).Flush()
+				panic(http.ErrAbortHandler)
+			}
+			next.ServeHTTP(w, r)
+		}},
+		{"wrong bytes", "image_corrupt", "digest", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if layer(r) {
+				answer(w, r, next, func(p []byte) { p[len(p)/2] ^= 1 }, false)
+				return
+			}
+			next.ServeHTTP(w, r)
+		}},
+		{"cut three times", "", "", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if layer(r) && cuts.Add(1) <= 3 {
+				answer(w, r, next, same, true)
+				return
+			}
+			next.ServeHTTP(w, r)
+		}},
+		{"busy for a moment", "", "", func() func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			var busy atomic.Int64
+			return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+				if busy.Add(1) == 2 {
+					w.Header().Set("Retry-After", "1")
+					w.WriteHeader(http.StatusTooManyRequests)
+					return
+				}
+				next.ServeHTTP(w, r)
+			}
+		}()},
+	} {
+		fault.Store(&c.fault)
+		name := strings.ToLower(t.Name()) + "-" + strings.ReplaceAll(c.name, " ", "-")
+		if c.code == "" {
+			shared.Must(t, "image", "pull", ref, name)
+			if got := shared.Must(t, "run", name, "--", "echo", "works"); got != "works" {
+				t.Errorf("%s: %q", c.name, got)
+			}
+			shared.Must(t, "image", "rm", name)
+			continue
+		}
+		if r := shared.Fails(t, 1, c.code, "image", "pull", ref, name); !strings.Contains(r.Stderr, c.says) {
+			t.Errorf("%s: it says %s", c.name, r.Stderr)
+		}
+		shared.Fails(t, 1, "image_not_found", "image", "inspect", name)
+	}
+	if cuts.Load() < 3 {
+		t.Errorf("%d answers were cut", cuts.Load())
 	}
 }
 

@@ -68,7 +68,8 @@ func (s *Server) collectOften(ctx context.Context) {
 	}
 }
 
-// collect makes as many passes as make sense now and tells of each.
+// collect makes as many passes as make sense now and tells of each; of the last when another
+// collection may begin.
 func (s *Server) collect(ctx context.Context, opts chunk.CollectOptions, tell func(v1.CollectReport) error) error {
 	if s.cfg.Objects == nil {
 		return noObjects("image.collect")
@@ -80,16 +81,23 @@ func (s *Server) collect(ctx context.Context, opts chunk.CollectOptions, tell fu
 	if held != nil {
 		return errs.New(errs.StateConflict, "image.collect", "a collection is under way").After(time.Second)
 	}
-	defer func() {
-		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catalogTime)
-		defer cancel()
-		if err := claim.Release(rctx); err != nil {
-			s.cfg.Log.Warn("the claim of a collection is not given up", "err", err)
-		}
-	}()
-	builds, err := s.trimBuilds(ctx)
+	last, err := s.collectClaimed(ctx, opts, tell)
+	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catalogTime)
+	defer cancel()
+	if err := claim.Release(rctx); err != nil {
+		s.cfg.Log.Warn("the claim of a collection is not given up", "err", err)
+	}
 	if err != nil {
 		return err
+	}
+	return tell(last)
+}
+
+// collectClaimed tells of all passes but the last, which it returns.
+func (s *Server) collectClaimed(ctx context.Context, opts chunk.CollectOptions, tell func(v1.CollectReport) error) (out v1.CollectReport, err error) {
+	builds, err := s.trimBuilds(ctx)
+	if err != nil {
+		return out, err
 	}
 	passes := collectPasses
 	if s.cfg.ObjectsBehind {
@@ -99,32 +107,30 @@ func (s *Server) collect(ctx context.Context, opts chunk.CollectOptions, tell fu
 	}
 	var needed keep
 	c := chunk.NewCollector(s.cfg.Objects, opts)
-	for pass := 1; pass <= passes; pass++ {
+	for pass := 1; ; pass++ {
 		r, err := c.Collect(ctx, func(ctx context.Context) ([]chunk.Layer, error) {
 			needed = keep{images: map[string]bool{}, layers: map[string]bool{}}
 			return s.roots(ctx, &needed)
 		})
 		if err != nil {
-			return err
+			return out, err
 		}
-		out := v1.CollectReport{
+		out = v1.CollectReport{
 			Pass: pass, Builds: builds, Layers: r.Layers, NeededBytes: r.NeededBytes, Condemned: r.Condemned, CondemnedBytes: r.CondemnedBytes, Deleted: r.Deleted,
 			Spared: r.Spared, Rewritten: r.Rewritten, CopiedBytes: r.CopiedBytes, Expired: r.Expired, Waiting: r.Waiting, Damaged: r.Damaged,
 		}
 		out.Done = pass == passes || r.Condemned+r.Deleted+r.Waiting+r.Rewritten+r.Expired == 0
 		if out.Done {
-			s.trim(ctx, needed)
+			break
 		}
 		builds = 0 // told once
 		if err := tell(out); err != nil {
-			return err
-		}
-		if out.Done {
-			break
+			return out, err
 		}
 	}
+	s.trim(ctx, needed)
 	_, err = trace.Clean(ctx, s.cfg.Objects, needed.images)
-	return err
+	return out, err
 }
 
 // keep is what the catalogue and the nodes need.

@@ -39,6 +39,15 @@ func (b *stepsBuild) run(ctx context.Context) (*client.Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !b.cache && b.recipe.Image() == "" {
+		defer func() { // after the sandbox of the steps, which uses it
+			cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+			defer cancel()
+			if err := b.c.DeleteImage(cctx, base.Name); err != nil {
+				b.tell("%s is left: %v", base.Name, err)
+			}
+		}()
+	}
 	keys, err := b.recipe.Keys(ctx, key)
 	if err != nil {
 		return nil, err
@@ -94,6 +103,9 @@ func (b *stepsBuild) base(ctx context.Context) (*client.Image, string, error) {
 		return img, img.Digest, nil
 	}
 	name := v1.BuildBasePrefix + b.recipe.BaseKey()[:keyLen]
+	if !b.cache { // nobody else's
+		name = v1.BuildBasePrefix + newKey()
+	}
 	if b.cache {
 		img, err := b.c.Image(ctx, name)
 		if err == nil {

@@ -73,3 +73,22 @@ func TestCpOfADirectoryWithoutAName(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestNamesThatCannotBeMade(t *testing.T) {
+	t.Parallel()
+	for name, says := range map[string]string{"build-base:x": "what builds keep", "build-step:x": "what builds keep", "snap:x": "dsec snapshot ID NAME"} {
+		if err := madeName(name); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := madeName("debian"); err != nil {
+		t.Error(err)
+	}
+	var once onceValue
+	if err := once.Set("one"); err != nil || once.String() != "one" {
+		t.Errorf("%v, %q", err, once)
+	}
+	if err := once.Set("two"); err == nil || once.String() != "one" {
+		t.Errorf("%v, %q", err, once)
+	}
+}

@@ -41,6 +41,9 @@ archive on stdin.`,
 			if !slices.Contains(importFormats, o.Format) {
 				return usagef("--format %q: it is one of %s", o.Format, strings.Join(importFormats, ", "))
 			}
+			if err := madeName(args[0]); err != nil {
+				return err
+			}
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -65,6 +68,17 @@ archive on stdin.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the image as JSON")
 	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(importFormats, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
+}
+
+// madeName refuses names that an image which a user makes cannot have, before the work.
+func madeName(name string) error {
+	switch {
+	case v1.KeptByBuild(name):
+		return usagef("%s: such names are for what builds keep, which goes when nothing uses it; choose another", name)
+	case strings.HasPrefix(name, v1.SnapshotPrefix):
+		return usagef("%s: such names are for snapshots: 'dsec snapshot ID NAME' makes one; choose another", name)
+	}
+	return nil
 }
 
 // importImage shows the progress of an import: what is sent, then the server's phases.
@@ -211,7 +225,7 @@ func (a *app) printImage(img *client.Image) error {
 			rows = append(rows, []string{"note", n})
 		}
 	}
-	if p := img.Pack; p != nil {
+	if p := img.Pack; p != nil && img.Snapshot != nil {
 		rows = append(rows, []string{"stood still", fmt.Sprintf("%.0f ms, after %.0f ms of reading ahead", p.FrozenMS, p.ReadAheadMS)})
 	}
 	for i, l := range img.Layers {

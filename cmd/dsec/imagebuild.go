@@ -58,6 +58,9 @@ images/ has examples; images/with-steps has steps.`,
 			if recipe == "" {
 				return usagef("-f RECIPE is missing")
 			}
+			if err := madeName(args[0]); err != nil {
+				return err
+			}
 			r, err := build.Load(recipe)
 			if err != nil {
 				return err

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	v1 "dsec/api/v1"
+	"dsec/api/v1/errs"
 	"dsec/client"
 	"dsec/internal/image/registry"
 )
@@ -201,7 +202,7 @@ FILE may be - for stdin. The images it was made on need not be here.`,
 			if args[0] != "-" {
 				f, err := os.Open(args[0])
 				if err != nil {
-					return fmt.Errorf("read the archive: %w", err)
+					return errs.Wrap(errs.LocalFile, "snapshot.import", "read the archive", err)
 				}
 				defer f.Close()
 				if fi, err := f.Stat(); err == nil {

@@ -52,6 +52,9 @@ first and reads only what changed since.`,
 			if err != nil {
 				return err
 			}
+			if s := img.Snapshot; len(o.LeaveOut) > 0 && s != nil && s.Omitted == 0 {
+				fmt.Fprintf(a.stderr, "dsec: nothing that the sandbox changed is named by --leave-out %s; what is in its image stays there\n", strings.Join(o.LeaveOut, ", "))
+			}
 			return a.snapshotMade(img, asJSON)
 		},
 	}

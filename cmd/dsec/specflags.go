@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,11 +23,25 @@ type specFlags struct {
 	flags                        *pflag.FlagSet
 }
 
+// onceValue is a string that is given once: a second one would silently take the first one's place.
+type onceValue string
+
+func (v *onceValue) String() string { return string(*v) }
+func (v *onceValue) Type() string   { return "string" }
+
+func (v *onceValue) Set(s string) error {
+	if *v != "" {
+		return fmt.Errorf("there is one already, %s; what lies on top of it is given by --toolkit", *v)
+	}
+	*v = onceValue(s)
+	return nil
+}
+
 func (s *specFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	s.flags = f
 	f.StringVar(&s.backend, "backend", "", "kind of isolation: container, hollow (default container)")
-	f.StringVar(&s.workspace, "workspace", "", "image whose files lie over the base image: a repository with what it needs")
+	f.Var((*onceValue)(&s.workspace), "workspace", "image whose files lie over the base image: a repository with what it needs")
 	f.StringArrayVar(&s.toolkits, "toolkit", nil, "image whose files lie on top of that (repeatable; a later one over an earlier)")
 	f.Var(&s.cpu, "cpu", "CPU limit: 2, 0.5 or 500m (default 1)")
 	f.VarP(&s.memory, "memory", "m", "memory limit: 512MiB, 1g (default 512MiB)")

@@ -102,3 +102,22 @@ steps:
 		}
 	}
 }
+
+// A build without a cache leaves nothing but its image, well or not.
+func TestBuildWithoutACacheKeepsNothing(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{NoImage: true})
+	for run, code := range map[string]int{"true": 0, "false": 1} {
+		recipe := filepath.Join(t.TempDir(), "recipe.yaml")
+		if err := os.WriteFile(recipe, []byte("from: busybox\nsteps:\n  - run: "+run+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if r := b.CLI(t, "image", "build", "made-"+run, "--memory", "256m", "--no-cache", "-f", recipe); r.Code != code {
+			t.Fatalf("%+v", r)
+		}
+	}
+	if got := b.Must(t, "image", "ls", "--all", "-q"); got != "made-true" {
+		t.Errorf("there is %q", got)
+	}
+	b.Must(t, "run", "made-true", "--", "true")
+}

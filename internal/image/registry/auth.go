@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"strings"
 
@@ -74,11 +73,7 @@ func (a Auth) resolve(repo name.Repository) (authn.AuthConfig, error) {
 	}
 	p, err := readSmall(a.ConfigFile)
 	if err != nil {
-		code := errs.BadRequest
-		if errors.Is(err, fs.ErrNotExist) {
-			code = errs.PathNotFound
-		}
-		return authn.AuthConfig{}, errs.Wrap(code, phasePrefix+PhaseResolve, "read credentials", err)
+		return authn.AuthConfig{}, errs.Wrap(errs.LocalFile, phasePrefix+PhaseResolve, "read credentials", err)
 	}
 	cfg, err := fromConfigFile(p, repo.RegistryStr(), repo.RepositoryStr())
 	if err != nil { // which may quote the file: name it only

@@ -185,7 +185,7 @@ func TestFilesOfCredentials(t *testing.T) {
 	}
 	opts := quick(t)
 	opts.Auth.ConfigFile = "/nonexistent/config.json"
-	if _, _, err := pull(t, s.ref("x:1"), opts); !errors.Is(err, errs.PathNotFound) {
+	if _, _, err := pull(t, s.ref("x:1"), opts); !errors.Is(err, errs.LocalFile) {
 		t.Error(err)
 	}
 }

@@ -9,14 +9,25 @@ import (
 
 	v1 "dsec/api/v1"
 	"dsec/client"
+	"dsec/internal/image/lazy"
 	"dsec/test/bed"
 )
 
 // Two sandboxes that read different files of a cold image have what they read each, and
-// with what others read that is all that the node has read and fetched.
+// with what others read that is all that the node has read and fetched, however readers
+// are stopped.
 func TestEachSandboxHasItsOwnReads(t *testing.T) {
 	t.Parallel()
-	b := bed.New(t, bed.Options{NoImage: true})
+	for _, mode := range []lazy.Mode{lazy.Fanotify, lazy.FUSE} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			testOwnReads(t, mode)
+		})
+	}
+}
+
+func testOwnReads(t *testing.T, mode lazy.Mode) {
+	b := bed.New(t, bed.Options{NoImage: true, Flags: []string{"--image-loading", string(mode)}})
 	noisy(t, b, "shared", 16, 2<<20)
 	b.Must(t, "image", "evict", "shared")
 	c := b.Client(t)

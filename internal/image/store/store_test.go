@@ -773,6 +773,13 @@ func TestTheDigestIsOverWhatAnImageWasMadeOf(t *testing.T) {
 		t.Errorf("the node has %+v, %v", has, err)
 	}
 	merged.Made = merged.Made[1:]
+	if _, err := s.AddImage(t.Context(), merged); !errors.Is(err, errs.ImageCorrupt) {
+		t.Errorf("of another digest than it says: %v", err)
+	}
+	if has, err := s.Get(old.Digest); err != nil || len(has.Layers) != 1 {
+		t.Errorf("after a refused one the node has %+v, %v", has, err)
+	}
+	merged.Digest = ""
 	if other, err := s.AddImage(t.Context(), merged); err != nil || other.Digest == old.Digest {
 		t.Errorf("made of something else: %+v, %v", other, err)
 	}

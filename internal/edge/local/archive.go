@@ -7,12 +7,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"hash"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -110,7 +111,6 @@ func (i *Images) readArchive(ctx context.Context, r io.Reader, progress func(v1.
 	if err != nil {
 		return v1.Image{}, err
 	}
-	want := head.Image.Digest
 	tell := edge.Thin(progress)
 	var done int64
 	count := func(n int64) {
@@ -143,9 +143,6 @@ func (i *Images) readArchive(ctx context.Context, r io.Reader, progress func(v1.
 	if err != nil {
 		return v1.Image{}, err
 	}
-	if img.Digest != want {
-		return v1.Image{}, errors.Join(badArchive("its description is not that of the image "+want, nil), i.store.Delete(img.Digest))
-	}
 	out := wire(img)
 	out.Name = head.Name
 	return out, nil
@@ -167,13 +164,56 @@ func readHead(tr *tar.Reader) (archived, error) {
 	if head.Version != archiveVersion {
 		return head, errs.New(errs.ImageUnsupported, archivePhase, fmt.Sprintf("the archive has version %d; this program reads %d", head.Version, archiveVersion))
 	}
-	if s := head.Image.Snapshot; s == nil || s.Temporary {
-		return head, badArchive("its image is no snapshot", nil)
+	return head, checkDescription(head.Image)
+}
+
+// checkDescription refuses what no snapshot here says of itself. The archive's writer also made the
+// digest, so that it proves nothing.
+func checkDescription(img image.Image) error {
+	s := img.Snapshot
+	if s == nil || s.Temporary {
+		return badArchive("its image is no snapshot", nil)
 	}
-	if n := len(head.Image.Layers); n == 0 || n > maxArchived {
-		return head, badArchive(fmt.Sprintf("%d layers", n), nil)
+	if n := len(img.Layers); n == 0 || n > maxArchived {
+		return badArchive(fmt.Sprintf("%d layers", n), nil)
 	}
-	return head, nil
+	if !isDigest(img.Digest) {
+		return badArchive(fmt.Sprintf("the digest %.100q", img.Digest), nil)
+	}
+	if _, _, err := v1.ParseSandboxID(s.Source); err != nil {
+		return badArchive(fmt.Sprintf("it was made of %.100q", s.Source), err)
+	}
+	if len(s.Parents) == 0 {
+		return badArchive("it was made on nothing", nil)
+	}
+	if img.Files < 0 || s.Entries < 0 || s.Bytes < 0 || s.Omitted < 0 || img.CreatedUnixMS < 0 {
+		return badArchive("a count is negative", nil)
+	}
+	if i := slices.IndexFunc(s.Parents, func(d string) bool { return !isDigest(d) }); i >= 0 {
+		return badArchive(fmt.Sprintf("it was made on %.100q", s.Parents[i]), nil)
+	}
+	for _, l := range img.Layers {
+		if !isKind(l.Kind) {
+			return badArchive(fmt.Sprintf("a layer's kind is %.100q", l.Kind), nil)
+		}
+	}
+	for i, p := range s.Parts {
+		if base := p.Kind == image.KindBase; !isKind(p.Kind) || base != (i == 0) || !isDigest(p.Digest) {
+			return badArchive(fmt.Sprintf("part %d of it is %.100q %.100q", i+1, p.Kind, p.Digest), nil)
+		}
+	}
+	return nil
+}
+
+// isKind says whether layers and parts may be of the kind.
+func isKind(s string) bool {
+	return s == image.KindBase || s == image.KindWorkspace || s == image.KindToolkit || s == image.KindDiff
+}
+
+func isDigest(s string) bool {
+	sum, ok := strings.CutPrefix(s, "sha256:")
+	raw, err := hex.DecodeString(sum)
+	return ok && err == nil && len(raw) == sha256.Size && strings.ToLower(sum) == sum
 }
 
 func (i *Images) readLayer(ctx context.Context, tr *tar.Reader, l image.Layer, count func(int64)) (image.Layer, error) {

@@ -23,7 +23,9 @@
 // Packs, maps and metadata never change. Everything that is read is checked: a Map and
 // a metadata blob against the digest in their name, each chunk against the digest in the
 // Map, a pack's index against its checksum. What fails that is read once more and then is
-// store_corrupt; nothing of it is handed out.
+// store_corrupt; nothing of it is handed out. What is put again is then stored again: a
+// [Writer] compares the Maps and metadata that it finds with what it would put, and relies
+// on no pack that is in the [Damage] of this process's Readers.
 //
 // # Memory
 //

@@ -313,10 +313,10 @@ func (s *Session) putMap(ctx context.Context, m *Map, st *Stats) (string, error)
 	return name, err
 }
 
-// putContent puts an object that is named by d unless there is one, and returns how
+// putContent puts an object that is named by d unless there is one with its bytes, and returns how
 // many bytes it had to store.
 func (s *Session) putContent(ctx context.Context, class string, d digest, b []byte) (string, int64, error) {
-	name, err := s.existing(ctx, class, d, -1)
+	name, err := s.existing(ctx, class, d, b)
 	if err != nil || name != "" {
 		return name, 0, err
 	}

@@ -18,9 +18,10 @@ import (
 
 // ReaderOptions of a Reader. Zero values mean the defaults.
 type ReaderOptions struct {
-	Parallel int   // reads from the store at once, per call (4)
-	MaxRead  int64 // bytes of one read from the store (4 MiB)
-	MaxGap   int64 // unwanted bytes that are read to join two reads (32 KiB)
+	Parallel int     // reads from the store at once, per call (4)
+	MaxRead  int64   // bytes of one read from the store (4 MiB)
+	MaxGap   int64   // unwanted bytes that are read to join two reads (32 KiB)
+	Damage   *Damage // is told of packs that are damaged (nobody)
 }
 
 // Reader fetches chunks. It has no state but where moved chunks went, and may be used
@@ -154,7 +155,7 @@ func (r *Reader) readSpan(ctx context.Context, m *Map, s span, f func(int, []byt
 		defer r.bufs.Put(buf)
 	}
 	if err != nil {
-		return err
+		return r.noted(s, err)
 	}
 	dec := <-r.decs
 	defer func() { r.decs <- dec }()
@@ -176,12 +177,12 @@ func (r *Reader) readSpan(ctx context.Context, m *Map, s span, f func(int, []byt
 				if ferr != nil && !errors.Is(ferr, errPackGone) && !errors.Is(ferr, errs.StoreCorrupt) {
 					return ferr
 				}
-				return err
+				return r.noted(s, err)
 			}
 			defer r.bufs.Put(again)
 			stored = (*again)[len(*again)-int(w.stored):]
 			if data, err = unpack(dec, &m.chunks[w.k], m.length(&m.chunks[w.k]), w.place, stored, *out); err != nil {
-				return err
+				return r.noted(s, err)
 			}
 		}
 		if err := f(w.k, data); err != nil {
@@ -189,6 +190,14 @@ func (r *Reader) readSpan(ctx context.Context, m *Map, s span, f func(int, []byt
 		}
 	}
 	return nil
+}
+
+// noted has writers not rely on the pack of s if err says that it is damaged.
+func (r *Reader) noted(s span, err error) error {
+	if errors.Is(err, errs.StoreCorrupt) {
+		r.opts.Damage.note(s.wants[0].pack)
+	}
+	return err
 }
 
 func (r *Reader) buffer(n int) *[]byte {

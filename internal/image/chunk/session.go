@@ -1,10 +1,12 @@
 package chunk
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 
@@ -125,10 +127,10 @@ func (s *Session) Close(ctx context.Context) {
 	s.lease.end(ctx)
 }
 
-// mayUse says whether a pack will stay for as long as the session: it was there when
-// the session had its lease already, and is not condemned.
+// mayUse says whether a pack is not known to be damaged and will stay for as long as the
+// session: it was there when the session had its lease already, and is not condemned.
 func (s *Session) mayUse(ctx context.Context, p id) (bool, error) {
-	if s.distrust {
+	if s.distrust || s.w.opts.Damage.has(p) {
 		return false, nil
 	}
 	s.mu.Lock()
@@ -153,19 +155,58 @@ func (s *Session) mayUse(ctx context.Context, p id) (bool, error) {
 	return ok, nil
 }
 
-// existing returns an object with the content d that will stay, or "".
-func (s *Session) existing(ctx context.Context, class string, d digest, size int64) (string, error) {
+// existing returns an object of content d that has exactly the bytes b and will stay, or "".
+// One that is damaged is not relied on, so that putting the content again mends it.
+func (s *Session) existing(ctx context.Context, class string, d digest, b []byte) (string, error) {
 	if s.distrust {
 		return "", nil
 	}
-	name := ""
+	var names []string
 	err := s.w.store.List(ctx, contentPrefix(class, d), func(i object.Info) error {
-		if !s.condemned[i.Key] && (size < 0 || i.Size == size) && strings.HasPrefix(i.Key, class) && (name == "" || i.Key < name) {
-			name = i.Key
+		if !s.condemned[i.Key] && i.Size == int64(len(b)) && strings.HasPrefix(i.Key, class) {
+			names = append(names, i.Key)
 		}
 		return nil
 	})
-	return name, err
+	if err != nil {
+		return "", err
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		same, err := s.holds(ctx, name, b)
+		if err != nil {
+			return "", err
+		}
+		if same {
+			return name, nil
+		}
+	}
+	return "", nil
+}
+
+// holds says whether an object that was just listed has the bytes b.
+func (s *Session) holds(ctx context.Context, name string, b []byte) (bool, error) {
+	rc, err := s.w.store.Get(ctx, name, 0, -1)
+	if errors.Is(err, errs.ObjectNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer rc.Close()
+	for buf := make([]byte, 64<<10); ; {
+		n, err := io.ReadFull(rc, buf)
+		if n > len(b) || !bytes.Equal(buf[:n], b[:n]) {
+			return false, nil
+		}
+		b = b[n:]
+		switch {
+		case err == io.EOF, err == io.ErrUnexpectedEOF:
+			return len(b) == 0, nil
+		case err != nil:
+			return false, errs.Wrap(errs.StoreUnavailable, phase, "read object "+name, err)
+		}
+	}
 }
 
 // PutLayer puts both blobs of a layer; data.Size may be 0.

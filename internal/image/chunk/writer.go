@@ -26,6 +26,7 @@ type Options struct {
 	// IndexMemory bounds that index (512 MiB: some 33 million chunks, 3 TB of data). Past
 	// it, what further packs hold is not found and may be stored twice.
 	IndexMemory int64
+	Damage      *Damage // packs that are not relied on (none)
 
 	Now  func() time.Time // time.Now
 	Rand io.Reader        // of ids; crypto/rand

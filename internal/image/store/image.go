@@ -36,7 +36,8 @@ const putTime = time.Minute
 // AddImage records an image of layers that AddLayer made and that are not released, or
 // that something else keeps in the object store: a sandbox, an image. It returns the
 // image with its digest, size and time. The caller has it put into the catalogue at
-// once. Errors: image_not_found (a layer is in no object store), lease_lost (the object
+// once. Errors: image_corrupt (img says a digest, and it is not that image's),
+// image_not_found (a layer is in no object store), lease_lost (the object
 // store may have lost a layer while it was written: add it again), disk_full, the
 // object store's.
 func (s *Store) AddImage(ctx context.Context, img image.Image) (image.Image, error) {
@@ -50,7 +51,11 @@ func (s *Store) AddImage(ctx context.Context, img image.Image) (image.Image, err
 		}
 		img.SizeBytes += l.MetaSize + l.DataSize
 	}
-	img.Digest = digestOf(img)
+	digest := digestOf(img)
+	if img.Digest != "" && img.Digest != digest {
+		return image.Image{}, errs.New(errs.ImageCorrupt, phase, fmt.Sprintf("what is described is the image %s, not %.100s", digest, img.Digest))
+	}
+	img.Digest = digest
 	if img.CreatedUnixMS == 0 {
 		img.CreatedUnixMS = s.now().UnixMilli()
 	}

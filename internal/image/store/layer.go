@@ -119,6 +119,7 @@ func (s *Store) place(ctx context.Context, l image.Layer, meta *os.File, data st
 	if err := os.Rename(meta.Name(), s.path("meta", l.MetaDigest)); err != nil {
 		return layer.DiskError("place metadata", err)
 	}
+	s.metaIs(l, s.path("meta", l.MetaDigest))
 	if l.DataDigest != "" {
 		m, err := s.loadMap(ctx, l)
 		if err != nil {

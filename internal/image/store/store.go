@@ -52,6 +52,8 @@ type Store struct {
 	pins   map[string]*pin        // by metadata digest
 	uses   map[string]int         // by metadata digest: who has the files
 	own    map[string]own         // by file name
+	// checked has which metadata was compared with its digest, by that.
+	checked map[string]checked
 	// starts has when sandboxes of images started last, by digest of the image.
 	starts map[string]*start
 }
@@ -73,7 +75,7 @@ type Options struct {
 func Open(ctx context.Context, dir string, opts Options) (_ *Store, err error) {
 	s := &Store{
 		dir: dir, now: opts.Now, log: opts.Log, objects: opts.Objects,
-		images: map[string]image.Image{}, layers: map[string]image.Layer{}, pins: map[string]*pin{}, uses: map[string]int{}, own: map[string]own{}, starts: map[string]*start{},
+		images: map[string]image.Image{}, layers: map[string]image.Layer{}, pins: map[string]*pin{}, uses: map[string]int{}, own: map[string]own{}, checked: map[string]checked{}, starts: map[string]*start{},
 	}
 	s.traceTime = cmp.Or(opts.TraceTime, 10*time.Second)
 	if s.now == nil {
@@ -105,10 +107,11 @@ func Open(ctx context.Context, dir string, opts Options) (_ *Store, err error) {
 	if s.maps, err = object.OpenDir(ctx, s.path("maps")); err != nil {
 		return nil, err
 	}
-	if s.reader, err = chunk.NewReader(opts.Objects, chunk.ReaderOptions{}); err != nil {
+	damage := &chunk.Damage{} // what is read here and damaged, an import on this node stores again
+	if s.reader, err = chunk.NewReader(opts.Objects, chunk.ReaderOptions{Damage: damage}); err != nil {
 		return nil, err
 	}
-	s.writer = chunk.NewWriter(opts.Objects, chunk.Options{Now: opts.Now})
+	s.writer = chunk.NewWriter(opts.Objects, chunk.Options{Now: opts.Now, Damage: damage})
 	opts.Lazy.Reopen = s.reopen
 	if opts.Lazy.Log == nil {
 		opts.Lazy.Log = s.log

@@ -510,34 +510,117 @@ func TestOpenRemovesWhatACrashLeft(t *testing.T) {
 // What is damaged here is found, and fetched again once it was dropped.
 func TestLocalDamageIsFoundAndMended(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name, want string
-		path       func(s *Store, l image.Layer) string
-	}{
-		{"a data byte", "data", func(s *Store, l image.Layer) string { return s.path("data", "blobs", l.DataDigest, "data") }},
-		{"a metadata byte", "metadata", func(s *Store, l image.Layer) string { return s.path("meta", l.MetaDigest) }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			s := open(t, filepath.Join(t.TempDir(), "node"))
-			img, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
-			if err != nil {
-				t.Fatal(err)
+	s := open(t, filepath.Join(t.TempDir(), "node"))
+	img, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a")}), ImportOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := img.Layers[0]
+	if err := flip(s.path("data", "blobs", l.DataDigest, "data"), 5000); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Verify(t.Context(), img.Layers, nil); !errors.Is(err, errs.ImageCorrupt) || !strings.Contains(err.Error(), "data") {
+		t.Errorf("got %v", err)
+	}
+	if err := s.Drop(l); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Verify(t.Context(), img.Layers, nil); err != nil {
+		t.Errorf("fetched again: %v", err)
+	}
+}
+
+// Metadata is not used as it is damaged: it is fetched again, or the use fails.
+func TestDamagedMetadataIsFetchedAgain(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	s := open(t, dir)
+	img, err := s.ImportPath(t.Context(), tree(t, map[string]string{"a": big("a"), "b": "b"}), ImportOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := img.Layers[0]
+	path := s.path("meta", l.MetaDigest)
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := func() {
+		t.Helper()
+		_, release, err := s.Use(t.Context(), l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		release()
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, good) {
+			t.Errorf("the metadata was not fetched again (%v)", err)
+		}
+	}
+	for at := int64(0); at < l.MetaSize; at += max(l.MetaSize/7, 1) {
+		if err := flip(path, at); err != nil {
+			t.Fatal(err)
+		}
+		used()
+	}
+	// By a later process, which has not seen the file before.
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := flip(path, 1030); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, dir)
+	used()
+	// And if it cannot be had.
+	if err := s.objects.Delete(t.Context(), l.MetaObject); err != nil {
+		t.Fatal(err)
+	}
+	used()
+	if err := flip(path, 1030); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Use(t.Context(), l); !errors.Is(err, errs.ObjectNotFound) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What the object store has damaged is stored again by another import.
+func TestAnImportMendsTheObjectStore(t *testing.T) {
+	t.Parallel()
+	s := open(t, filepath.Join(t.TempDir(), "node"))
+	src := tree(t, map[string]string{"a": big("a"), "b": big("b")})
+	img, err := s.ImportPath(t.Context(), src, ImportOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, class := range []string{"pack", "map", "meta"} {
+		l := img.Layers[0]
+		damaged := 0
+		err := filepath.WalkDir(s.dir+".objects/"+class, func(p string, d os.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				damaged++
+				err = flip(p, 30)
 			}
-			l := img.Layers[0]
-			if err := flip(c.path(s, l), 5000); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Verify(t.Context(), img.Layers, nil); !errors.Is(err, errs.ImageCorrupt) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want %q in it", err, c.want)
-			}
-			if err := s.Drop(l); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Verify(t.Context(), img.Layers, nil); err != nil {
-				t.Errorf("fetched again: %v", err)
-			}
+			return err
 		})
+		if err != nil || damaged == 0 {
+			t.Fatal(damaged, err)
+		}
+		if err := s.Drop(l); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Verify(t.Context(), img.Layers, nil); err == nil {
+			t.Fatalf("the damaged %s was not noticed", class)
+		}
+		if img, err = s.ImportPath(t.Context(), src, ImportOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Drop(img.Layers[0]); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Verify(t.Context(), img.Layers, nil); err != nil {
+			t.Errorf("after a damaged %s and another import: %v", class, err)
+		}
 	}
 }
 
@@ -690,6 +773,13 @@ func TestTheDigestIsOverWhatAnImageWasMadeOf(t *testing.T) {
 		t.Errorf("the node has %+v, %v", has, err)
 	}
 	merged.Made = merged.Made[1:]
+	if _, err := s.AddImage(t.Context(), merged); !errors.Is(err, errs.ImageCorrupt) {
+		t.Errorf("of another digest than it says: %v", err)
+	}
+	if has, err := s.Get(old.Digest); err != nil || len(has.Layers) != 1 {
+		t.Errorf("after a refused one the node has %+v, %v", has, err)
+	}
+	merged.Digest = ""
 	if other, err := s.AddImage(t.Context(), merged); err != nil || other.Digest == old.Digest {
 		t.Errorf("made of something else: %+v, %v", other, err)
 	}

@@ -16,6 +16,8 @@ import (
 	"dsec/internal/image/layer"
 	"dsec/internal/image/lazy"
 	"dsec/internal/image/object"
+
+	"golang.org/x/sys/unix"
 )
 
 // fetchTime bounds how long the metadata and the map of a layer may take to come.
@@ -101,13 +103,68 @@ func (s *Store) group(f *filler, blob *lazy.Blob, l image.Layer) {
 	}()
 }
 
+// fetchMeta makes the layer's metadata be here, and be what its name says: the kernel
+// would show whatever a damaged file says.
 func (s *Store) fetchMeta(ctx context.Context, l image.Layer) error {
 	path := s.path("meta", l.MetaDigest)
-	fi, err := os.Stat(path)
-	if err == nil && fi.Size() == l.MetaSize {
-		return nil
+	if ok, err := s.checkMeta(ctx, l, path); ok || err != nil {
+		return err
 	}
-	return chunk.GetMeta(ctx, s.objects, chunkLayer(l), path)
+	if err := chunk.GetMeta(ctx, s.objects, chunkLayer(l), path); err != nil {
+		return err
+	}
+	s.metaIs(l, path)
+	return nil
+}
+
+// checked is which file was compared with its digest last.
+type checked struct {
+	inode        uint64
+	mtime, ctime unix.Timespec
+}
+
+// checkMeta says whether the file is what its name says. It is read once, and again when
+// it has changed.
+func (s *Store) checkMeta(ctx context.Context, l image.Layer, path string) (bool, error) {
+	now, err := stamp(path)
+	if err != nil {
+		return false, nil //nolint:nilerr // then it is fetched
+	}
+	s.mu.Lock()
+	same := s.checked[l.MetaDigest] == now
+	s.mu.Unlock()
+	if same {
+		return true, nil
+	}
+	err = verifyBlob(ctx, "metadata", path, l.MetaDigest, l.MetaSize, func(int) {})
+	if errors.Is(err, errs.RequestCanceled) {
+		return false, err
+	}
+	if err != nil {
+		s.log.Warn("metadata on the node is damaged and fetched again", "layer", l.MetaDigest, "err", err)
+		return false, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.checked[l.MetaDigest] = now
+	return true, nil
+}
+
+func stamp(path string) (checked, error) {
+	var st unix.Stat_t
+	err := unix.Stat(path, &st)
+	return checked{st.Ino, st.Mtim, st.Ctim}, err
+}
+
+// metaIs notes that the file was just written from what has the layer's digest.
+func (s *Store) metaIs(l image.Layer, path string) {
+	now, err := stamp(path)
+	if err != nil {
+		return // gone again; a use looks for itself
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.checked[l.MetaDigest] = now
 }
 
 func chunkLayer(l image.Layer) chunk.Layer {
@@ -199,6 +256,7 @@ func (s *Store) Drop(l image.Layer) error {
 	if err := os.Remove(s.path("meta", l.MetaDigest)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errs.Wrap(errs.InternalError, phase, "remove metadata", err)
 	}
+	delete(s.checked, l.MetaDigest)
 	if err := s.removeNote("layers", l.MetaDigest); err != nil {
 		return err
 	}

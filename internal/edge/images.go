@@ -3,6 +3,8 @@ package edge
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"io"
 
 	"dsec/aether"
 	"dsec/aether/msg"
@@ -13,38 +15,63 @@ import (
 // serveImageRoots answers which layers the object store must keep for this node: those of
 // its sandboxes, in whatever state, of images made here, and of sandboxes' last snapshots, on which
 // the next ones go, as long as this node has not heard of their removal.
-func (e *Edge) serveImageRoots(context.Context, *aether.Stream, *msg.Empty) (*msg.Document, error) {
-	roots, err := e.cfg.Images.Roots()
+func (e *Edge) serveImageRoots(ctx context.Context, s *aether.Stream, _ *msg.Empty) (*msg.Document, error) {
+	roots, err := e.roots()
 	if err != nil {
 		return nil, err
 	}
+	return inParts(ctx, s, roots)
+}
+
+func (e *Edge) roots() (roots []v1.Layer, err error) {
 	seen := map[v1.Layer]bool{}
-	add := func(img *v1.Image) {
-		for _, l := range img.Layers {
+	add := func(list []v1.Layer) {
+		for _, l := range list {
 			if !seen[l] {
 				seen[l] = true
 				roots = append(roots, l)
 			}
 		}
 	}
+	made, err := e.cfg.Images.Roots()
+	if err != nil {
+		return nil, err
+	}
+	add(made)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, s := range e.sandboxes {
 		if s.image != nil {
-			add(s.image)
+			add(s.image.Layers)
 		}
 		// The catalogue may have the image with other layers by now, or lose it at any time.
 		if s.last != nil && (s.packedOn == s.last.image.Digest || e.cfg.Images.Has(s.last.image.Digest)) {
-			add(&s.last.image)
+			add(s.last.image.Layers)
 		}
 	}
-	return document(roots)
+	return roots, nil
 }
 
-func (e *Edge) serveImageCache(context.Context, *aether.Stream, *msg.Empty) (*msg.Document, error) {
+func (e *Edge) serveImageCache(ctx context.Context, s *aether.Stream, _ *msg.Empty) (*msg.Document, error) {
 	c := e.cfg.Images.Cache(nil)
 	c.Node = e.id
-	return document(c)
+	return inParts(ctx, s, c)
+}
+
+// inParts is an answer that grows with the node and may be more than a message can have: all but
+// the last part of it are sent, and the last is returned. Whoever asked joins their JSON.
+func inParts(ctx context.Context, s *aether.Stream, v any) (*msg.Document, error) {
+	d, err := document(v)
+	if err != nil {
+		return nil, err
+	}
+	parts := aether.SplitDocument(d)
+	for _, p := range parts[:len(parts)-1] {
+		if err := s.SendMessage(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	return parts[len(parts)-1], nil
 }
 
 // serveImageWarm fetches an image and tells how far it is.
@@ -119,9 +146,26 @@ func (e *Edge) serveImageEvict(_ context.Context, _ *aether.Stream, d *msg.Docum
 	return document(out)
 }
 
-func (e *Edge) serveImageTrim(_ context.Context, _ *aether.Stream, d *msg.Document) (*msg.Empty, error) {
+// serveImageTrim takes what the node is to keep in parts, since that is all there is.
+func (e *Edge) serveImageTrim(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	var all msg.Document
+	if err := s.Parse(&all); err != nil {
+		return nil, err
+	}
+	for {
+		f, err := s.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := aether.JoinDocument(&all, f.Payload); err != nil {
+			return nil, err
+		}
+	}
 	var keep v1.EdgeKeep
-	if err := decode(d, &keep); err != nil {
+	if err := decode(&all, &keep); err != nil {
 		return nil, err
 	}
 	return &msg.Empty{}, e.cfg.Images.Trim(keep)

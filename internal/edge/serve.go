@@ -66,7 +66,7 @@ func (e *Edge) handlers() map[string]aether.Handler {
 		"image.warm":       control(e.serveImageWarm),
 		"image.collapse":   control(e.serveImageCollapse),
 		"image.evict":      control(aether.Unary(e.serveImageEvict)),
-		"image.trim":       control(aether.Unary(e.serveImageTrim)),
+		"image.trim":       control(e.serveImageTrim),
 	}
 }
 
@@ -332,12 +332,12 @@ func (e *Edge) usersOf(digest string) (ids []string) {
 	return ids
 }
 
-func (e *Edge) serveImageList(ctx context.Context, _ *aether.Stream, _ *msg.Empty) (*msg.Document, error) {
+func (e *Edge) serveImageList(ctx context.Context, s *aether.Stream, _ *msg.Empty) (*msg.Document, error) {
 	list, err := e.cfg.Images.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return document(list)
+	return inParts(ctx, s, list)
 }
 
 // streamReader reads a stream's data as bytes.

@@ -49,7 +49,7 @@ func (p *Pool) Delete(ctx context.Context, node v1.Node, id string) (v1.Sandbox,
 // Images returns the images that are present on an edge.
 func (p *Pool) Images(ctx context.Context, node v1.Node) ([]v1.Image, error) {
 	var list []v1.Image
-	err := p.document(ctx, node, "", "image.list", &msg.Empty{}, &list)
+	err := p.parts(ctx, node, "image.list", &msg.Empty{}, &list)
 	return list, err
 }
 
@@ -74,6 +74,43 @@ func (p *Pool) document(ctx context.Context, node v1.Node, sandbox, method strin
 	if err := answer(ctx, node, c.Call(ctx, "", method, req, &doc)); err != nil {
 		return err
 	}
+	return parse(node, sandbox, method, &doc, out)
+}
+
+// parts calls a method whose answer may be longer than a message: documents whose JSON is
+// one when it is joined.
+func (p *Pool) parts(ctx context.Context, node v1.Node, method string, req aether.Message, out any) error {
+	c, err := p.Conn(ctx, node)
+	if err != nil {
+		return err
+	}
+	s, err := c.Open(ctx, "", method, req)
+	if err != nil {
+		return err
+	}
+	defer s.Cancel()
+	var all msg.Document
+	for {
+		f, err := s.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return answer(ctx, node, err)
+		}
+		if err := aether.JoinDocument(&all, f.Payload); err != nil {
+			return err
+		}
+	}
+	var last msg.Document
+	if err := answer(ctx, node, s.Result(&last)); err != nil {
+		return err
+	}
+	all.Json = append(all.Json, last.Json...)
+	return parse(node, "", method, &all, out)
+}
+
+func parse(node v1.Node, sandbox, method string, doc *msg.Document, out any) error {
 	if err := json.Unmarshal(doc.Json, out); err != nil {
 		e := errs.New(errs.ProtocolError, method, "the edge's answer does not parse").Because(err)
 		e.Node, e.Sandbox, e.Infra = node.ID, sandbox, true

@@ -3,7 +3,10 @@ package edges
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"io"
 
+	"dsec/aether"
 	"dsec/aether/msg"
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
@@ -12,14 +15,14 @@ import (
 // ImageRoots returns the layers that the object store must keep for an edge.
 func (p *Pool) ImageRoots(ctx context.Context, node v1.Node) ([]v1.Layer, error) {
 	var list []v1.Layer
-	err := p.document(ctx, node, "", "image.roots", &msg.Empty{}, &list)
+	err := p.parts(ctx, node, "image.roots", &msg.Empty{}, &list)
 	return list, err
 }
 
 // ImageCache returns what an edge has of images.
 func (p *Pool) ImageCache(ctx context.Context, node v1.Node) (v1.ImageCache, error) {
 	var c v1.ImageCache
-	err := p.document(ctx, node, "", "image.cache", &msg.Empty{}, &c)
+	err := p.parts(ctx, node, "image.cache", &msg.Empty{}, &c)
 	return c, err
 }
 
@@ -43,7 +46,27 @@ func (p *Pool) TrimImages(ctx context.Context, node v1.Node, keep v1.EdgeKeep) e
 	if err != nil {
 		return err
 	}
-	return answer(ctx, node, c.Call(ctx, "", "image.trim", req, &msg.Empty{}))
+	parts := aether.SplitDocument(req)
+	s, err := c.Open(ctx, "", "image.trim", parts[0])
+	if err != nil {
+		return err
+	}
+	defer s.Cancel()
+	for _, part := range parts[1:] {
+		if s.SendMessage(ctx, part) != nil {
+			break // the stream's end says why
+		}
+	}
+	_ = s.CloseSend() // so does it then
+	for {
+		_, err := s.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			return answer(ctx, node, s.Result(&msg.Empty{}))
+		}
+		if err != nil {
+			return answer(ctx, node, err)
+		}
+	}
 }
 
 // WarmImage has an edge fetch an image.

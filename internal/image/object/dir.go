@@ -39,7 +39,8 @@ const (
 
 // Dir is a store in a directory.
 type Dir struct {
-	root string
+	root  string
+	inode uint64 // of root
 
 	mu   sync.Mutex
 	made map[string]bool // directories known to be durable
@@ -61,8 +62,38 @@ func OpenDir(ctx context.Context, root string) (*Dir, error) {
 			return nil, fileError("sync "+d, "", err)
 		}
 	}
-	d := &Dir{root: root, made: map[string]bool{}}
+	var st unix.Stat_t
+	if err := unix.Stat(root, &st); err != nil {
+		return nil, fileError("look at store directory "+root, "", err)
+	}
+	d := &Dir{root: root, inode: st.Ino, made: map[string]bool{}}
 	return d, d.clean(ctx, staleAfter)
+}
+
+// here is store_unavailable if the directory is not the one that was opened: it is often on
+// another machine, and when that is unmounted what lies below must not be taken for a store
+// that lost its objects, nor get any. A file system may number its directories anew when it is
+// mounted again: a cluster's store, which has a key of one segment as its mark, is known by that.
+func (d *Dir) here() error {
+	var st unix.Stat_t
+	err := unix.Stat(d.root, &st)
+	if err == nil && st.Ino != d.inode {
+		err = unix.Stat(filepath.Join(d.root, plainDir), &st)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return errs.New(errs.StoreUnavailable, phase, "the store "+d.root+" is gone: is it not mounted?").Because(err)
+	}
+	return fileError("look at store directory "+d.root, "", err)
+}
+
+// missing is fileError for something that is not there only if the store is.
+func (d *Dir) missing(action, key string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := d.here(); err != nil {
+			return err
+		}
+	}
+	return fileError(action, key, err)
 }
 
 // clean removes temporary files older than age by the store's own clock.
@@ -120,6 +151,9 @@ func (d *Dir) Put(ctx context.Context, key string, size int64, r io.Reader) (err
 	}
 	if err := ctx.Err(); err != nil {
 		return errs.Wrap(errs.StoreUnavailable, phase, "put object "+key, err)
+	}
+	if err := d.here(); err != nil {
+		return err
 	}
 	path := d.path(key)
 	if err := d.makeDirs(filepath.Dir(path)); err != nil {
@@ -270,7 +304,7 @@ func (d *Dir) Get(ctx context.Context, key string, off, n int64) (io.ReadCloser,
 	}
 	f, err := os.Open(d.path(key))
 	if err != nil {
-		return nil, fileError("open object "+key, key, err)
+		return nil, d.missing("open object "+key, key, err)
 	}
 	fi, err := f.Stat()
 	if err != nil {
@@ -322,7 +356,7 @@ func (d *Dir) Stat(ctx context.Context, key string) (Info, error) {
 	}
 	fi, err := os.Stat(d.path(key))
 	if err != nil {
-		return Info{}, fileError("look at object "+key, key, err)
+		return Info{}, d.missing("look at object "+key, key, err)
 	}
 	return Info{Key: key, Size: fi.Size(), Modified: fi.ModTime()}, nil
 }
@@ -335,15 +369,19 @@ func (d *Dir) Delete(ctx context.Context, key string) error {
 	if err := ctx.Err(); err != nil {
 		return errs.Wrap(errs.StoreUnavailable, phase, "delete object "+key, err)
 	}
-	if err := os.Remove(d.path(key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fileError("delete object "+key, key, err)
+	err := os.Remove(d.path(key))
+	if errors.Is(err, fs.ErrNotExist) {
+		return d.here()
 	}
-	return nil
+	return fileError("delete object "+key, key, err)
 }
 
 // List implements [Store].
 func (d *Dir) List(ctx context.Context, prefix string, each func(Info) error) error {
 	if err := CheckPrefix(prefix); err != nil {
+		return err
+	}
+	if err := d.here(); err != nil { // an empty list would say that there is nothing
 		return err
 	}
 	classes := []string{}

@@ -268,3 +268,60 @@ func memoryDir(t *testing.T) string {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
+
+// A directory that is not there any more, since it is not mounted, is a store that does not
+// answer: not one without objects, and nothing is put where it was.
+func TestADirectoryThatIsGone(t *testing.T) {
+	t.Parallel()
+	at := filepath.Join(t.TempDir(), "store")
+	d, err := object.OpenDir(t.Context(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(key string) error { return d.Put(t.Context(), key, 4, strings.NewReader("data")) }
+	for _, key := range []string{"mark", "pack/a"} {
+		if err := put(key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fails := func(what string) {
+		t.Helper()
+		_, get := d.Get(t.Context(), "pack/a", 0, -1)
+		_, stat := d.Stat(t.Context(), "pack/a")
+		for op, err := range map[string]error{
+			"get": get, "stat": stat, "put": put("pack/b"), "delete": d.Delete(t.Context(), "pack/a"),
+			"list": d.List(t.Context(), "pack/", func(object.Info) error { return nil }),
+		} {
+			if !errors.Is(err, errs.StoreUnavailable) {
+				t.Errorf("%s, %s: got %v", what, op, err)
+			}
+		}
+	}
+	if err := os.Rename(at, at+".away"); err != nil {
+		t.Fatal(err)
+	}
+	fails("gone")
+	if _, err := os.Stat(at); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("something was made where the store was: %v", err)
+	}
+	if err := os.MkdirAll(filepath.Join(at, "_tmp"), 0o755); err != nil { // what an earlier start left there
+		t.Fatal(err)
+	}
+	fails("empty")
+	if err := os.RemoveAll(at); err != nil {
+		t.Fatal(err)
+	}
+	// Back, as a copy: its directories have other numbers.
+	if err := os.CopyFS(at, os.DirFS(at+".away")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Stat(t.Context(), "pack/a"); err != nil {
+		t.Error(err)
+	}
+	if err := put("pack/b"); err != nil {
+		t.Error(err)
+	}
+	if _, err := d.Stat(t.Context(), "pack/c"); !errors.Is(err, errs.ObjectNotFound) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -18,7 +18,9 @@ import (
 // Files of one blob. What is filled is said twice:
 //
 //	live  is updated with every chunk and never synced: the kernel keeps it when
-//	      the process dies, and the boot id in it makes it worthless afterwards.
+//	      the process dies, and the boot id in it makes it worthless afterwards. Each
+//	      byte of the map is followed by its complement: readers see zeros for every
+//	      bit that is set and should not be, and a checksum of all could not be kept.
 //	safe  is replaced now and then, after the data it speaks of has been synced,
 //	      and before any of that data is punched out: it holds after a crash of
 //	      the machine.
@@ -28,7 +30,7 @@ const (
 	liveFile  = "live"
 	safeFile  = "safe"
 
-	liveMagic  = "DSEClive"
+	liveMagic  = "DSEClve2"
 	safeMagic  = "DSECsafe"
 	liveHeader = 8 + 40 + 4 + 4
 	safeHeader = 8 + 4 + 4
@@ -93,11 +95,11 @@ func createState(dir, boot string, t *table, filled bitmap) (*state, error) {
 }
 
 func (s *state) startLive(boot string, filled bitmap) error {
-	p := append(make([]byte, 0, liveHeader+len(filled)), liveMagic...)
+	p := append(make([]byte, 0, liveHeader+2*len(filled)), liveMagic...)
 	p = append(p, bootField(boot)...)
 	p = binary.LittleEndian.AppendUint32(p, s.t.sum)
 	p = binary.LittleEndian.AppendUint32(p, uint32(s.t.n()))
-	p = append(p, filled...)
+	p = appendPairs(p, filled)
 	path := filepath.Join(s.dir, liveFile)
 	if err := writeFile(path, p, false); err != nil {
 		return err
@@ -151,7 +153,26 @@ func decodeLive(p []byte, boot string, t *table) (bitmap, error) {
 	if !bytes.Equal(p[8:48], bootField(boot)) {
 		return nil, badState("live map of another boot")
 	}
-	return decodeBits(p[48:], t)
+	pairs := p[liveHeader:]
+	bits := append(make([]byte, 0, 8+len(pairs)/2), p[48:liveHeader]...)
+	for ; len(pairs) >= 2; pairs = pairs[2:] {
+		if pairs[0] != ^pairs[1] {
+			return nil, badState("live map damaged")
+		}
+		bits = append(bits, pairs[0])
+	}
+	if len(pairs) > 0 {
+		return nil, badState("live map cut short")
+	}
+	return decodeBits(bits, t)
+}
+
+// appendPairs appends each byte of m and its complement.
+func appendPairs(p []byte, m bitmap) []byte {
+	for _, b := range m {
+		p = append(p, b, ^b)
+	}
+	return p
 }
 
 func decodeSafe(p []byte, t *table) (bitmap, error) {
@@ -181,7 +202,7 @@ func decodeBits(p []byte, t *table) (bitmap, error) {
 // note writes the bytes of live that hold the chunks [i, j).
 func (s *state) note(filled bitmap, i, j int) error {
 	a, b := i/8, (j+7)/8
-	_, err := s.live.WriteAt(filled[a:b], int64(liveHeader+a))
+	_, err := s.live.WriteAt(appendPairs(nil, filled[a:b]), int64(liveHeader+2*a))
 	return diskError("write live state", err)
 }
 

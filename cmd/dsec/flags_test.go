@@ -92,3 +92,11 @@ func TestNamesThatCannotBeMade(t *testing.T) {
 		t.Errorf("%v, %q", err, once)
 	}
 }
+
+func TestQuietIsNotJSON(t *testing.T) {
+	t.Parallel()
+	c := newCLI(t)
+	for _, verb := range [][]string{{"ls"}, {"image", "ls"}, {"snapshot", "ls"}} {
+		c.fails(2, "", append(verb, "-q", "--json")...)
+	}
+}

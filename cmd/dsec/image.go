@@ -108,6 +108,9 @@ func (a *app) imageLsCmd() *cobra.Command {
 		Use: "ls", Aliases: []string{"list"}, Short: "List images", Example: "  dsec image ls\n  dsec image ls --wide\n  dsec image rm $(dsec image ls -q)", Args: cobra.NoArgs,
 		Long: "List images. Snapshots are images too: 'dsec snapshot ls' shows them, or --all, which\nalso shows what builds keep (build-base:…, build-step:…).",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if quiet && asJSON {
+				return usagef("--quiet and --json are two ways to print: choose one")
+			}
 			c, err := a.client()
 			if err != nil {
 				return err

@@ -37,6 +37,9 @@ func (a *app) lsCmd() *cobra.Command {
   dsec ls --json | jq -r '.[] | select(.spec.image == "debian") | .id'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if quiet && asJSON {
+				return usagef("--quiet and --json are two ways to print: choose one")
+			}
 			l, err := keyValues("label", labels)
 			if err != nil {
 				return err

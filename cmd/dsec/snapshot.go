@@ -82,6 +82,9 @@ func (a *app) snapshotLsCmd() *cobra.Command {
 		Use: "ls", Aliases: []string{"list"}, Short: "List snapshots as the tree of what was made on what",
 		Example: "  dsec snapshot ls\n  dsec snapshot ls -q", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if quiet && asJSON {
+				return usagef("--quiet and --json are two ways to print: choose one")
+			}
 			c, err := a.client()
 			if err != nil {
 				return err

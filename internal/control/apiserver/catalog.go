@@ -95,7 +95,13 @@ func (c *catalog) resolve(ref string) (v1.Image, error) {
 			}
 		}
 	}
-	return v1.Image{}, errs.New(errs.ImageNotFound, "image.resolve", "no image "+quoted(ref)).With("image", ref)
+	err := errs.New(errs.ImageNotFound, "image.resolve", "no image "+quoted(ref)).With("image", ref)
+	if snap := v1.SnapshotPrefix + ref; c.byName[snap].Name != "" {
+		err = err.Advise("there is a snapshot of that name: " + snap)
+	} else if strings.HasPrefix(ref, v1.SnapshotPrefix) {
+		err = err.Advise("list snapshots with 'dsec snapshot ls'")
+	}
+	return v1.Image{}, err
 }
 
 // madeOn names the snapshots that were made on an image.

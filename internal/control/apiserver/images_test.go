@@ -56,6 +56,9 @@ func TestImageLife(t *testing.T) {
 	want[struct{}](w, 204, "DELETE", "/v1/sandboxes/"+sb.ID, nil)
 	want[struct{}](w, 204, "DELETE", "/v1/images/team/tool:1", nil)
 	w.problem("image_not_found", "GET", "/v1/images/team/tool:1", nil)
+	if p := w.problem("image_not_found", "GET", "/v1/images/snap:none", nil); !strings.Contains(p.Hint, "snapshot ls") {
+		t.Errorf("the hint of a snapshot that is not there: %q", p.Hint)
+	}
 	w.problem("image_not_found", "POST", "/v1/sandboxes", map[string]any{"image": "team/tool:1"})
 }
 

@@ -3,6 +3,8 @@ package proc
 import (
 	"bytes"
 	"io"
+	"os"
+	"path/filepath"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -120,9 +122,18 @@ func TestSlowAndStalledReader(t *testing.T) {
 	const stall = 500 * time.Millisecond
 	tab := newTable(t, func(c *Config) { c.Stall = stall })
 	const size = 3 << 20
-	spec := Spec{Cmd: "head", Args: []string{"-c", strconv.Itoa(size), "/dev/zero"}, OutputLimit: 32 << 10}
+	// It writes when its readers are there: what nobody reads is dropped.
+	ready := filepath.Join(t.TempDir(), "ready")
+	spec := Spec{Cmd: "sh", Args: []string{"-c", `until [ -e "$0" ]; do sleep 0.01; done; exec head -c "$1" /dev/zero`, ready, strconv.Itoa(size)}, OutputLimit: 32 << 10}
+	begin := func() {
+		t.Helper()
+		if err := os.WriteFile(ready, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	p := start(t, tab, spec)
 	r := p.Log.Read(From{})
+	begin()
 	n := 0
 	for {
 		piece, err := r.Next(t.Context())
@@ -141,10 +152,14 @@ func TestSlowAndStalledReader(t *testing.T) {
 		t.Fatal(n)
 	}
 	// A stuck reader beside a fast one: the fast one gets everything after a while.
+	if err := os.Remove(ready); err != nil {
+		t.Fatal(err)
+	}
 	p = start(t, tab, spec)
 	stuck, fast := p.Log.Read(From{}), p.Log.Read(From{})
 	defer stuck.Close()
 	defer fast.Close()
+	begin()
 	if _, err := stuck.Next(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +169,7 @@ func TestSlowAndStalledReader(t *testing.T) {
 			break
 		}
 		if err != nil || piece.Data == nil {
-			t.Fatal("the fast reader got a gap")
+			t.Fatalf("the fast reader got a gap at %d (%v)", n, err)
 		}
 		n += len(piece.Data)
 	}

@@ -66,7 +66,7 @@ func (b *blob) add(t *table, f Filler, path string) (again bool, err error) {
 	if err != nil {
 		return false, diskError("add blob", err)
 	}
-	b.setUp(st, all)
+	b.setUp(st, t, all)
 	b.setFiller(f)
 	b.c.grow(0)
 	return false, nil

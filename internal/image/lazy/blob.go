@@ -87,8 +87,7 @@ func newBlob(c *Cache, digest string) *blob {
 }
 
 // setUp takes table and state into use. b.op is held.
-func (b *blob) setUp(st *state, have bitmap) {
-	t := st.t
+func (b *blob) setUp(st *state, t *table, have bitmap) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.t, b.st = t, st

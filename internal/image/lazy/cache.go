@@ -310,7 +310,7 @@ func (c *Cache) load() error {
 			}
 			continue
 		}
-		b.setUp(st, have)
+		b.setUp(st, st.t, have)
 		b.used = fi.ModTime()
 		c.blobs[b.digest] = b
 	}
@@ -336,7 +336,7 @@ func (c *Cache) adopt(ctx context.Context) error {
 			return err
 		}
 		if isBlob {
-			err = c.adoptBlob(digest, files)
+			err = c.adoptBlob(ctx, digest, files)
 		} else {
 			c.fuse, err = c.adoptFUSE(files)
 		}
@@ -351,10 +351,17 @@ func (c *Cache) adopt(ctx context.Context) error {
 	return nil
 }
 
-func (c *Cache) adoptBlob(digest string, files []*os.File) error {
+func (c *Cache) adoptBlob(ctx context.Context, digest string, files []*os.File) error {
 	b := c.blobs[digest]
-	if b == nil {
-		return badState("nothing known of blob " + digest)
+	lost := b == nil
+	if lost {
+		if len(files) != fanFiles {
+			return badState("descriptors are missing")
+		}
+		b = newBlob(c, digest)
+		if err := b.restart(ctx, files[fanData]); err != nil {
+			return err
+		}
 	}
 	b.op.Lock()
 	defer b.op.Unlock()
@@ -362,12 +369,68 @@ func (c *Cache) adoptBlob(digest string, files []*os.File) error {
 	if err != nil {
 		return err
 	}
+	if lost {
+		c.blobs[digest] = b
+	}
 	b.mu.Lock()
 	b.data, b.dev = files[fanData], d
 	b.mu.Unlock()
 	d.start()
 	return nil
 }
+
+// restart begins anew with a blob that is mounted and of which nothing is known any more: all
+// of it counts as missing, and what is fetched is what is there. If nobody knows its chunks
+// either its readers are refused until it is not mounted any more.
+func (b *blob) restart(ctx context.Context, data *os.File) error {
+	fi, err := data.Stat()
+	if err != nil {
+		return diskError("look at blob", err)
+	}
+	var f Filler
+	err = badState("nothing known of blob " + b.digest)
+	if b.c.opts.Reopen != nil {
+		ctx, cancel := context.WithTimeout(ctx, b.c.opts.Deadline/againShare)
+		f, err = b.c.opts.Reopen(ctx, b.digest, fi.Size())
+		cancel()
+	}
+	var t *table
+	if err == nil {
+		t, err = newTable(f, fi.Size())
+	}
+	if err != nil {
+		b.c.log.Error("the state of a blob in use is lost, and its readers are refused", "blob", b.digest, "error", err)
+		f = refusal{size: max(fi.Size(), 1), err: errs.Wrap(errs.ImageCorrupt, phase, "serve a blob whose state is lost", err)}
+		if t, err = newTable(f, max(fi.Size(), 1)); err != nil {
+			return err
+		}
+		b.setUp(nil, t, newBitmap(t.n()))
+		b.setFiller(f)
+		return nil
+	}
+	b.c.log.Warn("the state of a blob in use was lost, and it is fetched again", "blob", b.digest)
+	if err := os.MkdirAll(b.dir, 0o700); err != nil {
+		return diskError("create blob", err)
+	}
+	st, err := createState(b.dir, b.c.opts.BootID, t, newBitmap(t.n()))
+	if err != nil {
+		return err
+	}
+	b.setUp(st, t, newBitmap(t.n()))
+	b.setFiller(f)
+	return nil
+}
+
+// refusal is the filler of a blob of which nothing can be had.
+type refusal struct {
+	size int64
+	err  error
+}
+
+func (r refusal) Bounds() []int64 { return []int64{0, r.size} }
+func (r refusal) Hole(int) bool   { return false }
+
+func (r refusal) Fetch(context.Context, int, int, func(int64, []byte) error) error { return r.err }
 
 func (c *Cache) blobDir(digest string) string { return filepath.Join(c.dir, "blobs", digest) }
 func (b *blob) file() string                  { return filepath.Join(b.dir, dataFile) }
@@ -450,6 +513,9 @@ func (b *blob) ready(ctx context.Context, t *table, f Filler) (again bool, err e
 	if b.st != nil && !b.t.is(t) {
 		return false, errs.New(errs.ImageCorrupt, phase, "blob "+b.digest+" is cut in another way than before")
 	}
+	if b.st == nil && b.dev != nil {
+		return false, errs.New(errs.StateConflict, phase, "blob "+b.digest+" is in use and its state was lost: end what uses it")
+	}
 	if b.st == nil {
 		if err := b.create(t); err != nil {
 			return false, err
@@ -492,7 +558,7 @@ func (b *blob) create(t *table) error {
 		f.Close()
 		return diskError("create blob", err)
 	}
-	b.setUp(st, newBitmap(t.n()))
+	b.setUp(st, t, newBitmap(t.n()))
 	b.mu.Lock()
 	b.data = f
 	b.mu.Unlock()

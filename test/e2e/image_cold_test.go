@@ -158,7 +158,8 @@ func TestImagesOfOneShapeDoNotMix(t *testing.T) {
 		b.Must(t, "image", "evict", "right")
 		var all sync.WaitGroup
 		for i := range 4 {
-			all.Go(func() { checkSums(t, b.Sandbox(t, c, client.Spec{Image: names[i%2]}), sums[names[i%2]]) })
+			sb := b.Sandbox(t, c, client.Spec{Image: names[i%2]})
+			all.Go(func() { checkSums(t, sb, sums[names[i%2]]) })
 		}
 		all.Wait()
 		for s, err := range c.All(t.Context(), client.ListOptions{}) {

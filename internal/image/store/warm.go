@@ -102,31 +102,35 @@ const (
 // in the next seconds is recorded and put into the object store.
 func (s *Store) Started(digest string, layers []image.Layer) {
 	now := s.now()
+	ctx, cancel := context.WithCancel(s.closing)
+	x := &start{when: now, layers: layers, end: cancel, over: make(chan struct{})}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if at, ok := s.starts[digest]; ok && now.Sub(at.when) < startTime || s.closing.Err() != nil {
+	if last, ok := s.starts[digest]; ok && now.Sub(last.when) < startTime || s.closing.Err() != nil {
+		s.mu.Unlock()
+		cancel()
 		return
 	}
-	x := &start{when: now, layers: layers, over: make(chan struct{})}
 	s.starts[digest] = x
+	s.tasks.Add(1)
+	s.mu.Unlock()
+	// Not under the lock, which every create needs: a blob may be busy.
 	recorders := map[string]*lazy.Recorder{}
 	for _, l := range layers {
 		if r := s.data.Record(l.DataDigest, s.traceTime); r != nil {
 			recorders[l.DataDigest] = r
 		}
 	}
-	ctx, cancel := context.WithCancel(s.closing)
-	x.end = cancel
-	if len(recorders) == 0 {
+	end := func() {
 		cancel()
 		close(x.over)
+		s.tasks.Done()
+	}
+	if len(recorders) == 0 {
+		end()
 		return
 	}
-	s.tasks.Add(1)
 	go func() {
-		defer s.tasks.Done()
-		defer close(x.over)
-		defer cancel()
+		defer end()
 		if err := s.learn(ctx, digest, layers, recorders); err != nil && ctx.Err() == nil {
 			s.log.Warn("what the start of an image reads is not known", "image", digest, "err", err)
 		}

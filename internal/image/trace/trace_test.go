@@ -40,3 +40,22 @@ func TestTracesAreKeptOnceAndCleaned(t *testing.T) {
 		t.Errorf("one that is kept: %v, %v", got, err)
 	}
 }
+
+func TestFirst(t *testing.T) {
+	t.Parallel()
+	tr := Trace{"a": {{Off: 0, Len: 10, AtMS: 1}, {Off: 50, Len: 10, AtMS: 9}}, "b": {{Off: 7, Len: 5, AtMS: 3}}}
+	for limit, want := range map[int64]Trace{
+		100: tr,
+		24:  {"a": {{Off: 0, Len: 10, AtMS: 1}}, "b": {{Off: 7, Len: 5, AtMS: 3}}},
+		14:  {"a": {{Off: 0, Len: 10, AtMS: 1}}},
+		9:   {},
+	} {
+		if got := tr.First(limit); !reflect.DeepEqual(got, want) {
+			t.Errorf("up to %d bytes: %v", limit, got)
+		}
+	}
+	// A range that no reader made ends it.
+	if got := (Trace{"a": {{Len: -5}, {Len: 5, AtMS: 1}}}).First(100); len(got) != 0 {
+		t.Errorf("%v", got)
+	}
+}

@@ -324,3 +324,20 @@ func killKeeper(t *testing.T, b *bed.Bed, slot int) {
 	}
 	t.Errorf("no keeper %d runs", slot)
 }
+
+// Without read-ahead nothing is fetched that nobody asked for; with it, a file's rest is.
+func TestReadAheadIsAdjustable(t *testing.T) {
+	t.Parallel()
+	for _, flags := range [][]string{nil, {"--image-read-ahead", "0"}} {
+		b := bed.New(t, bed.Options{NoImage: true, Flags: flags})
+		noisy(t, b, "ahead", 4, 400<<10)
+		b.Must(t, "image", "evict", "ahead")
+		c := b.Client(t)
+		if res, err := b.Sandbox(t, c, client.Spec{Image: "ahead"}).Run(t.Context(), "dd", "if=/data/02", "of=/dev/null", "bs=4096", "count=1"); err != nil || res.Code != 0 {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		if n := bed.Metrics(t, c)["dsec_image_cache_ahead_bytes_total"]; n > 0 != (flags == nil) {
+			t.Errorf("%v: %v bytes were fetched ahead", flags, n)
+		}
+	}
+}

@@ -21,6 +21,9 @@ type State string
 const (
 	StateCreating State = "creating"
 	StateRunning  State = "running"
+	StatePausing  State = "pausing"  // its processes stand still and its memory is being moved out
+	StatePaused   State = "paused"   // a request to it resumes it
+	StateResuming State = "resuming" // it is about to run again
 	StateStopping State = "stopping"
 	StateStopped  State = "stopped"
 	StateFailed   State = "failed"
@@ -35,6 +38,8 @@ const (
 	EndRequest EndReason = "request" // somebody asked for it
 	EndTTL     EndReason = "ttl"     // it reached its time to live
 	EndLease   EndReason = "lease"   // nobody renewed its lease
+	EndIdle    EndReason = "idle"    // nobody used it for idle_ttl_s
+	EndEvicted EndReason = "evicted" // its node was short of memory
 )
 
 // Spec says what sandbox is wanted. Zero values mean the defaults of [Spec.SetDefaults].
@@ -51,9 +56,42 @@ type Spec struct {
 	Env         map[string]string `json:"env,omitempty" doc:"Environment of every process, over the image's."`
 	Hostname    string            `json:"hostname,omitempty" maxLength:"63" doc:"Empty: the sandbox id."`
 	Labels      map[string]string `json:"labels,omitempty" doc:"For selection; 'job' groups a job's sandboxes."`
+	QoS         QoS               `json:"qos,omitempty" enum:"ls,be" doc:"ls: latency-sensitive, the usual share of the processors. be: best effort, what ls sandboxes leave of them; paused first, and evicted first, when the node is short of memory." default:"ls"`
+	Priority    int               `json:"priority,omitempty" minimum:"-1000" maximum:"1000" doc:"Of two sandboxes of a qos, the lower one is evicted first when the node is short of memory." default:"0"`
+	IdleTTL     Seconds           `json:"idle_ttl_s,omitempty" minimum:"0" doc:"Seconds without use until on_idle happens: a running command, an attached stream and a connection to a port are use. 0: never; else at least 1, at most 10 years."`
+	OnIdle      OnIdle            `json:"on_idle,omitempty" enum:"stop,pause" doc:"What happens after idle_ttl_s: it is removed (if empty, too), or paused until the next request to it."`
 	MaxTTL      Seconds           `json:"max_ttl_s,omitempty" minimum:"0" doc:"Seconds until the sandbox is removed, at most 10 years; 0: never."`
 	Lease       Seconds           `json:"lease_s,omitempty" minimum:"0" doc:"Seconds that the sandbox outlives whoever renews it: it is removed when its create and the last renewal are longer ago. 0: nobody need renew it; else at least 1, at most 10 years."`
 }
+
+// QoS is how a sandbox shares its node with others.
+type QoS string
+
+// QoS classes.
+const (
+	QoSLatency QoS = "ls" // latency-sensitive
+	QoSBest    QoS = "be" // best effort
+)
+
+// OnIdle is what happens to a sandbox that nobody uses.
+type OnIdle string
+
+// What may happen.
+const (
+	OnIdleStop  OnIdle = "stop"
+	OnIdlePause OnIdle = "pause"
+)
+
+// PauseReason says why a sandbox is paused.
+type PauseReason string
+
+// Pause reasons.
+const (
+	PauseRequested PauseReason = "request"  // somebody asked for it
+	PauseIdle      PauseReason = "idle"     // nobody used it for idle_ttl_s
+	PauseHint      PauseReason = "hint"     // its next call was known to be far
+	PausePressure  PauseReason = "pressure" // its node was short of memory
+)
 
 // Seconds is a duration in whole or fractional seconds.
 type Seconds float64
@@ -96,8 +134,11 @@ type Sandbox struct {
 	StartedAt   *time.Time         `json:"started_at,omitempty"`
 	EndedAt     *time.Time         `json:"ended_at,omitempty"`
 	ExpiresAt   *time.Time         `json:"expires_at,omitempty"`
+	PausedAt    *time.Time         `json:"paused_at,omitempty" doc:"While it is paused: since when."`
+	PauseReason PauseReason        `json:"pause_reason,omitempty" enum:"request,idle,hint,pressure" doc:"While it is paused: why."`
+	Pauses      int64              `json:"pauses,omitempty" doc:"How often it was paused."`
 	Error       *Problem           `json:"error,omitempty" doc:"Cause of failed or lost."`
-	EndReason   EndReason          `json:"end_reason,omitempty" enum:"request,ttl,lease" doc:"Why it is or was removed: somebody asked, it reached max_ttl_s, or nobody renewed its lease."`
+	EndReason   EndReason          `json:"end_reason,omitempty" enum:"request,ttl,lease,idle,evicted" doc:"Why it is or was removed: somebody asked, it reached max_ttl_s, nobody renewed its lease, nobody used it for idle_ttl_s, or its node was short of memory."`
 	OOMKills    int64              `json:"oom_kills,omitempty" doc:"Processes that its memory limit has killed, as far as was noticed; usage has the present count."`
 	CreateMS    float64            `json:"create_ms,omitempty" doc:"Time the edge took to create it, milliseconds."`
 	Steps       map[string]float64 `json:"steps_ms,omitempty" doc:"Time of each step of the create, milliseconds."`
@@ -111,13 +152,19 @@ type Sandbox struct {
 // Usage of a sandbox, read from its cgroup, and what it used of its node's cache of image data. A
 // restart of the server changes none of it; if the server was killed, the latter lacks the last second.
 type Usage struct {
-	CPUSeconds      float64 `json:"cpu_seconds"`
-	MemoryBytes     int64   `json:"memory_bytes"`
-	PeakMemoryBytes int64   `json:"peak_memory_bytes"`
-	Processes       int64   `json:"processes"`
-	DiskBytes       int64   `json:"disk_bytes" doc:"Written in the sandbox's own layer."`
-	OOMKills        int64   `json:"oom_kills"`
-	ForksRefused    int64   `json:"forks_refused" doc:"By the limit of processes."`
+	CPUSeconds       float64 `json:"cpu_seconds"`
+	MemoryBytes      int64   `json:"memory_bytes"`
+	PeakMemoryBytes  int64   `json:"peak_memory_bytes"`
+	Processes        int64   `json:"processes"`
+	DiskBytes        int64   `json:"disk_bytes" doc:"Written in the sandbox's own layer."`
+	OOMKills         int64   `json:"oom_kills"`
+	ForksRefused     int64   `json:"forks_refused" doc:"By the limit of processes."`
+	SwapBytes        int64   `json:"swap_bytes" doc:"Of its memory, what is swapped out."`
+	MemoryGiBSeconds float64 `json:"memory_gib_seconds" doc:"Integral of memory_bytes over its life, GiB·s, sampled."`
+	PausedSeconds    float64 `json:"paused_seconds" doc:"That it was paused, added up."`
+	IOReadBytes      int64   `json:"io_read_bytes" doc:"That its processes read from disks."`
+	IOWrittenBytes   int64   `json:"io_written_bytes" doc:"That its processes wrote to disks."`
+	SentBytes        int64   `json:"sent_bytes" doc:"That left it: by connections to its ports, output of commands, and files."`
 
 	ImageReadBytes    int64   `json:"image_read_bytes" doc:"Of its image's data, that the kernel asked the node's cache for on behalf of its processes, read-ahead included. Not seen are reads of what the kernel has in memory, and as a rule of layers that are whole on the node."`
 	ImageWaitedBytes  int64   `json:"image_waited_bytes" doc:"Of those, what was not on the node when it was asked for."`
@@ -141,4 +188,37 @@ type DeleteRequest struct {
 type DeleteResult struct {
 	ID    string   `json:"id"`
 	Error *Problem `json:"error,omitempty"`
+}
+
+// PauseRequest selects what to pause or resume: ids, or all with these labels.
+type PauseRequest struct {
+	IDs    []string          `json:"ids,omitempty" maxItems:"10000"`
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// PauseResult is the outcome for one sandbox of a pause or a resume.
+type PauseResult struct {
+	ID         string   `json:"id"`
+	State      State    `json:"state,omitempty" doc:"That it is in now."`
+	Changed    bool     `json:"changed" doc:"False: it was in that state before."`
+	FreedBytes int64    `json:"freed_bytes,omitempty" doc:"Of a pause: what less memory it has."`
+	TookMS     float64  `json:"took_ms"`
+	Error      *Problem `json:"error,omitempty"`
+}
+
+// HintRequest tells when a sandbox will be used next, as far as is known.
+type HintRequest struct {
+	NextCall Seconds `json:"next_call_s" minimum:"0" doc:"Seconds until the next request to the sandbox. The hint ends with that request, or with the next hint."`
+}
+
+// HintResult is what the platform did with a hint, and why: it pauses if holding the memory until the next
+// call costs more than the transition (the chapter on resource planning, §11.2.3).
+type HintResult struct {
+	ID          string   `json:"id"`
+	Action      string   `json:"action" enum:"keep,pause"`
+	HoldCost    float64  `json:"hold_gib_seconds" doc:"Memory times the seconds until the next call, GiB·s, weighted with what memory is worth now."`
+	MoveCost    float64  `json:"move_gib_seconds" doc:"What a pause and a resume cost, in the same unit."`
+	MemoryBytes int64    `json:"memory_bytes"`
+	Why         string   `json:"why" doc:"The decision in a sentence with its numbers."`
+	Sandbox     *Sandbox `json:"sandbox,omitempty"`
 }

@@ -207,8 +207,17 @@ type Node struct {
 	FreeDisk    int64             `json:"free_disk_bytes"`
 	FreeMemory  int64             `json:"free_memory_bytes"`
 	Sandboxes   int64             `json:"sandboxes"`
+	Paused      int64             `json:"paused" doc:"Of its sandboxes."`
+	Swap        Swap              `json:"swap" doc:"Where paused sandboxes' memory goes."`
+	Pressure    string            `json:"pressure,omitempty" enum:"admission,pause,evict" doc:"What the node does since it is short of memory; empty: it is not."`
 	CreatesOK   int64             `json:"creates_ok"`
 	CreatesFail int64             `json:"creates_failed"`
+}
+
+// Swap of a node.
+type Swap struct {
+	TotalBytes int64 `json:"total_bytes" doc:"0: nothing can be paused."`
+	UsedBytes  int64 `json:"used_bytes"`
 }
 
 // Resources that admission counts.
@@ -378,6 +387,19 @@ type EdgeFork struct {
 	Lease     Seconds           `json:"lease_s,omitempty"`
 	LeaveOut  []string          `json:"leave_out,omitempty"`
 	SecretEnv map[string]string `json:"secret_env,omitempty"`
+}
+
+// EdgePause is what the apiserver asks an edge for: sandboxes to pause or to resume. It travels in
+// aether/msg.Document; the answer is a Document with a PauseResult for each, as they end.
+type EdgePause struct {
+	IDs []string    `json:"ids"`
+	Why PauseReason `json:"why,omitempty"` // of a pause; empty: request
+}
+
+// EdgeHint is what the apiserver tells an edge. It travels in aether/msg.Document.
+type EdgeHint struct {
+	ID string `json:"id"`
+	HintRequest
 }
 
 // EdgeSnapshot is what the apiserver asks an edge for. It travels in aether/msg.Document.

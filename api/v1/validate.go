@@ -17,7 +17,9 @@ const (
 	// sandbox would only die of OOM.
 	MinMemoryBytes = 16 << 20
 	MinPIDs        = 16
-	MaxPIDs        = 4 << 20          // the most that Linux can have
+	MaxPIDs        = 4 << 20 // the most that Linux can have
+	MaxPriority    = 1000
+	MinIdle        = 1                // second: below it a sandbox would be idle between two commands
 	MinLease       = 1                // second: below it a client that is only slow would lose its sandbox
 	MaxTime        = 10 * 365 * 86400 // seconds of a lease or time to live, far from what overflows
 	maxEnvBytes    = 256 << 10
@@ -38,6 +40,12 @@ func (s *Spec) SetDefaults() {
 	}
 	if s.PIDs == 0 {
 		s.PIDs = DefaultPIDs
+	}
+	if s.QoS == "" {
+		s.QoS = QoSLatency
+	}
+	if s.OnIdle == "" && s.IdleTTL > 0 {
+		s.OnIdle = OnIdleStop
 	}
 }
 
@@ -84,6 +92,23 @@ func (s *Spec) Validate() error {
 	}
 	if slices.Contains(s.Toolkits, "") {
 		return bad("toolkits", "holds an empty name")
+	}
+	if s.QoS != QoSLatency && s.QoS != QoSBest {
+		return bad("qos", "%q is neither %s nor %s", s.QoS, QoSLatency, QoSBest)
+	}
+	if s.Priority < -MaxPriority || s.Priority > MaxPriority {
+		return bad("priority", "%d is not between %d and %d", s.Priority, -MaxPriority, MaxPriority)
+	}
+	if s.IdleTTL != 0 && !(s.IdleTTL >= MinIdle && s.IdleTTL <= MaxTime) {
+		return bad("idle_ttl_s", "%v is neither 0 nor between %d and %d", float64(s.IdleTTL), MinIdle, MaxTime)
+	}
+	switch {
+	case s.OnIdle == "" || s.OnIdle == OnIdleStop || s.OnIdle == OnIdlePause:
+	default:
+		return bad("on_idle", "%q is neither %s nor %s", s.OnIdle, OnIdleStop, OnIdlePause)
+	}
+	if s.OnIdle != "" && s.IdleTTL == 0 {
+		return bad("on_idle", "needs idle_ttl_s, after which it happens")
 	}
 	if s.MemoryBytes < MinMemoryBytes {
 		return bad("memory_bytes", "%d is below the %d (%d MiB) that a sandbox needs to start", s.MemoryBytes, int64(MinMemoryBytes), MinMemoryBytes>>20)

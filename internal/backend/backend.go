@@ -23,6 +23,7 @@ type Spec struct {
 	Sandbox    v1.Spec
 	SecretEnv  map[string]string // for Create: over the others', and kept nowhere
 	Image      *v1.Image         // nil for backends that need none
+	Paused     bool              // for Adopt: it is paused, and stays so
 }
 
 // Backend runs sandboxes of one kind on this node.
@@ -86,6 +87,25 @@ type Instance interface {
 type OOMCounter interface {
 	// OOMKills counts the sandbox's processes that its memory limit has killed. It is cheap.
 	OOMKills() (int64, error)
+}
+
+// Pauser is implemented by instances that can stand still without memory. Its methods are called one at
+// a time, and each may be repeated: pausing what is paused, and resuming what runs, succeeds at once.
+type Pauser interface {
+	// Pause lets all processes stand still and then moves their memory out; the sandbox's connections stay
+	// open, unanswered. On error, and if ctx ends first, it runs as before. Errors: errs.SwapFull,
+	// errs.StateConflict (a process would not stand still, retryable), errs.NotSupported (this node has no swap
+	// or no freezer), errs.RequestCanceled.
+	Pause(ctx context.Context) (Paused, error)
+	// Resume lets them run again. The guest is told for how long they stood still before it does
+	// anything else, and what it needs to serve is back in memory first; the rest is fetched behind that.
+	Resume(ctx context.Context, stood time.Duration) error
+}
+
+// Paused is what a Pause did.
+type Paused struct {
+	FreedBytes int64 // less memory in use than before
+	SwapBytes  int64 // of it, in swap
 }
 
 // Packer is implemented by instances whose changes can be packed into a layer.

@@ -109,6 +109,7 @@ const (
 	NodeFull          Code = "node_full"
 	NoNode            Code = "no_node"
 	DiskFull          Code = "disk_full"
+	SwapFull          Code = "swap_full"
 	BackendUnusable   Code = "backend_unusable"
 	EdgeUnreachable   Code = "edge_unreachable"
 	GuestUnreachable  Code = "guest_unreachable"
@@ -195,6 +196,7 @@ var Table = []Row{
 	{NodeFull, Capacity, 503, true, true, "wait for the retry-after time or remove sandboxes"},
 	{NoNode, Unavailable, 503, true, true, "no node is ready, or none has the backend; see 'dsec node ls' and 'dsec doctor'"},
 	{DiskFull, NoSpace, 507, true, true, "free disk space in the data directory"},
+	{SwapFull, NoSpace, 507, true, true, "resume or remove paused sandboxes, or start the server with more --swap"},
 	{BackendUnusable, Unavailable, 503, true, true, "the server's log and 'dsec doctor' say why the backend does not work; mend it and restart the server with 'dsec down --keep' and 'dsec up'"},
 	{EdgeUnreachable, Unavailable, 502, true, true, "the node does not answer; retry or look at it"},
 	{GuestUnreachable, Unavailable, 502, true, true, "the sandbox's guest does not answer; inspect the sandbox"},

@@ -2310,6 +2310,81 @@ func (m *GuestInfo) merge(b []byte) error {
 	return r.err
 }
 
+// ResumedRequest: guest.resumed, from the edge alone: the sandbox stood still and runs again. It is sent before the first
+// process runs, so that what was due meanwhile can be put off by that time.
+type ResumedRequest struct {
+	StoodNs uint64
+}
+
+// AppendWire appends m's encoding to b.
+func (m *ResumedRequest) AppendWire(b []byte) []byte {
+	if m == nil {
+		return b
+	}
+	b = appendUint(b, 1, uint64(m.StoodNs))
+	return b
+}
+
+// ParseWire resets m and decodes b into it.
+func (m *ResumedRequest) ParseWire(b []byte) error {
+	*m = ResumedRequest{}
+	return m.merge(b)
+}
+
+func (m *ResumedRequest) merge(b []byte) error {
+	r := reader{b: b}
+	for r.next() {
+		switch r.num {
+		case 1:
+			m.StoodNs = uint64(r.uint())
+		default:
+			r.skip()
+		}
+	}
+	return r.err
+}
+
+// Activity: guest.activity, from the edge alone: what goes on in the sandbox by itself.
+type Activity struct {
+	Commands     uint32 // processes that were started over the guest and have not ended
+	BusySessions uint32 // sessions that run a command
+	Streams      uint32 // attached streams and connections to ports
+}
+
+// AppendWire appends m's encoding to b.
+func (m *Activity) AppendWire(b []byte) []byte {
+	if m == nil {
+		return b
+	}
+	b = appendUint(b, 1, uint64(m.Commands))
+	b = appendUint(b, 2, uint64(m.BusySessions))
+	b = appendUint(b, 3, uint64(m.Streams))
+	return b
+}
+
+// ParseWire resets m and decodes b into it.
+func (m *Activity) ParseWire(b []byte) error {
+	*m = Activity{}
+	return m.merge(b)
+}
+
+func (m *Activity) merge(b []byte) error {
+	r := reader{b: b}
+	for r.next() {
+		switch r.num {
+		case 1:
+			m.Commands = uint32(r.uint())
+		case 2:
+			m.BusySessions = uint32(r.uint())
+		case 3:
+			m.Streams = uint32(r.uint())
+		default:
+			r.skip()
+		}
+	}
+	return r.err
+}
+
 // Empty is a message of the protocol.
 type Empty struct {
 }

@@ -74,6 +74,8 @@ var constructors = map[string]func() msg.Message{
 	"DialRequest":        func() msg.Message { return new(msg.DialRequest) },
 	"PortInfo":           func() msg.Message { return new(msg.PortInfo) },
 	"PortList":           func() msg.Message { return new(msg.PortList) },
+	"ResumedRequest":     func() msg.Message { return new(msg.ResumedRequest) },
+	"Activity":           func() msg.Message { return new(msg.Activity) },
 	"GuestInfo":          func() msg.Message { return new(msg.GuestInfo) },
 	"Empty":              func() msg.Message { return new(msg.Empty) },
 }

@@ -33,6 +33,7 @@ type Limits struct {
 type Usage struct {
 	CPU             time.Duration
 	MemoryBytes     int64
+	SwapBytes       int64
 	PeakMemoryBytes int64
 	PIDs            int64
 	OOMKills        int64
@@ -310,6 +311,11 @@ func (h *Hierarchy) prepare() error {
 		return write(filepath.Join(h.dir("cpu"), "cpu.weight"), itoa(min(weightPerCPU*cpus, maxWeight)))
 	}
 	h.swap, h.sockets = has(swapLimitV1), has(socketLimit)
+	if has(swappinessV1) { // groups begin with their parent's
+		if err := write(filepath.Join(h.dir("memory"), swappinessV1), "0"); err != nil {
+			return err
+		}
+	}
 	if h.sockets {
 		// No limit, but the kernel patches itself when the first group counts and when the last one
 		// that does is gone: this one is there always.
@@ -564,6 +570,9 @@ func (h *Hierarchy) Usage(name string) (Usage, error) {
 		if err != nil {
 			return u, err
 		}
+		if h.swap {
+			u.SwapBytes = num(read("memory", swapUsedV2))
+		}
 		u.PeakMemoryBytes = num(read("memory", "memory.peak")) // kernel 5.19
 		return u, nil
 	}
@@ -571,6 +580,9 @@ func (h *Hierarchy) Usage(name string) (Usage, error) {
 	u.MemoryBytes = num(read("memory", "memory.usage_in_bytes"))
 	u.PeakMemoryBytes = num(read("memory", "memory.max_usage_in_bytes"))
 	u.OOMKills = num(field(read("memory", "memory.oom_control"), "oom_kill"))
+	if h.swap { // read after the memory alone: it is no less, unless that fell in between
+		u.SwapBytes = max(0, num(read("memory", sumUsedV1))-u.MemoryBytes)
+	}
 	return u, err
 }
 

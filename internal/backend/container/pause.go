@@ -29,6 +29,8 @@ const (
 	settleTime = 2 * time.Second
 	// pagers is how many sandboxes' memory moves at a time on a node: more would only queue at the disk.
 	pagers = 8
+	// settled is so little that looking for more costs more than it brings.
+	settled = 512 << 10
 	// fetchTime bounds how long the memory of a sandbox that runs again is fetched.
 	fetchTime = time.Minute
 )
@@ -178,32 +180,29 @@ func (i *instance) moveOut(ctx context.Context) error {
 
 func (i *instance) pids() ([]int, error) { return i.b.cgroups.PIDs(i.id) }
 
+// writingLeast is what counts as being written: the kernel's number is that much behind.
+const writingLeast = 1 << 20
+
 // settle frees what moving the ranges left: the group's files, what its processes share, and pages that count until
 // their writing has ended. It ends when the memory in use falls no more.
 func (i *instance) settle(ctx context.Context) error {
-	var wait time.Duration
-	for end := time.Now().Add(settleTime); ; {
-		m, err := i.b.cgroups.Memory(i.id)
-		if err != nil {
-			return err
-		}
+	wait := time.Millisecond
+	for end := time.Now().Add(settleTime); ; wait = min(2*wait, 20*time.Millisecond) {
 		before, err := i.b.cgroups.MemoryUsed(i.id)
 		if err != nil {
 			return err
 		}
-		if m.Writing == 0 {
-			if err := i.b.cgroups.Reclaim(i.id); err != nil {
-				return fmt.Errorf("free what is left: %w", err)
-			}
-			after, err := i.b.cgroups.MemoryUsed(i.id)
-			if err != nil || after >= before-before/8 {
-				return err
-			}
+		if err := i.b.cgroups.Reclaim(i.id); err != nil {
+			return fmt.Errorf("free what is left: %w", err)
 		}
-		if time.Now().After(end) {
-			return nil
+		after, err := i.b.cgroups.MemoryUsed(i.id)
+		if err != nil || after < settled {
+			return err
 		}
-		wait = min(max(2*wait, time.Millisecond), 20*time.Millisecond)
+		m, err := i.b.cgroups.Memory(i.id)
+		if err != nil || after >= before-before/8 && m.Writing < writingLeast || time.Now().After(end) {
+			return err
+		}
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
@@ -235,7 +234,7 @@ func (i *instance) Resume(ctx context.Context, _ time.Duration) error {
 		case <-ctx.Done():
 			return
 		}
-		_ = pages.In(ctx, pages.Set{Members: i.pids, Skip: i.handle.PID}) // what it misses is fetched when it is used
+		_ = pages.In(ctx, pages.Set{Members: i.pids, Skip: i.handle.PID, Behind: true}) // what it misses is fetched when it is used
 	})
 	return nil
 }

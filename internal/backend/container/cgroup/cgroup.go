@@ -63,6 +63,8 @@ const (
 	socketPart  = 4
 )
 
+const memoryLimitV1 = "memory.limit_in_bytes"
+
 // A memory limit alone says nothing of swap: what a group has too much would fill that of the machine.
 const (
 	swapLimitV1 = "memory.memsw.limit_in_bytes"
@@ -362,7 +364,7 @@ func (h *Hierarchy) Create(name string, l Limits) error {
 		if h.v2 {
 			errs = append(errs, set("memory", "memory.max", itoa(l.MemoryBytes)))
 		} else {
-			errs = append(errs, set("memory", "memory.limit_in_bytes", itoa(l.MemoryBytes)))
+			errs = append(errs, set("memory", memoryLimitV1, itoa(l.MemoryBytes)))
 			if h.sockets {
 				errs = append(errs, set("memory", socketLimit, itoa(l.MemoryBytes/socketPart)))
 			}

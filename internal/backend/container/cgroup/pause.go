@@ -18,6 +18,7 @@ const (
 	swappinessV1 = "memory.swappiness"
 	sumUsedV1    = "memory.memsw.usage_in_bytes"
 	swapUsedV2   = "memory.swap.current"
+	kernelUsedV1 = "memory.kmem.usage_in_bytes"
 	reclaimV1    = "memory.force_empty"
 	reclaimV2    = "memory.reclaim" // kernel 5.19
 )
@@ -54,16 +55,21 @@ func (h *Hierarchy) CanSwap() error {
 // Reclaim frees what the kernel can of group name's memory. It returns when it finds nothing more, though
 // what it is just writing to swap may follow.
 func (h *Hierarchy) Reclaim(name string) error {
-	file, value := filepath.Join(h.dir("memory"), name, reclaimV1), "0"
+	path := func(file string) string { return filepath.Join(h.dir("memory"), name, file) }
+	var err error
 	if h.v2 {
-		file = filepath.Join(h.dir("memory"), name, reclaimV2)
-		used, err := h.MemoryUsed(name)
-		if err != nil || used == 0 {
-			return err
+		used, uerr := h.MemoryUsed(name)
+		if uerr != nil || used == 0 {
+			return uerr
 		}
-		value = itoa(used)
+		err = write(path(reclaimV2), itoa(used))
+	} else if kernel, kerr := h.number(name, kernelUsedV1); kerr == nil && kernel > 0 {
+		// A limit that cannot be kept is refused after one try to get there, where emptying makes sixteen. With
+		// something of the kernel's in the group, as every process has, this one is never kept.
+		err = write(path(memoryLimitV1), "0")
+	} else {
+		err = write(path(reclaimV1), "0")
 	}
-	err := write(file, value)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.EBUSY) || errors.Is(err, fs.ErrNotExist) { // not all of it; no such file before 5.19
 		return nil
 	}
@@ -72,10 +78,14 @@ func (h *Hierarchy) Reclaim(name string) error {
 
 // MemoryUsed is what group name uses, without swap.
 func (h *Hierarchy) MemoryUsed(name string) (int64, error) {
-	file := "memory.usage_in_bytes"
 	if h.v2 {
-		file = "memory.current"
+		return h.number(name, "memory.current")
 	}
+	return h.number(name, "memory.usage_in_bytes")
+}
+
+// number reads a file of the memory controller that holds one.
+func (h *Hierarchy) number(name, file string) (int64, error) {
 	b, err := os.ReadFile(filepath.Join(h.dir("memory"), name, file))
 	if err != nil {
 		return 0, err

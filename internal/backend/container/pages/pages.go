@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,9 @@ type Set struct {
 	Members func() ([]int, error)
 	// Skip and Only narrow it, by pid; 0 does not.
 	Skip, Only int
+	// Behind works for pages that are wanted soon, but not now: little at a time, and less than half of the time, so
+	// that what is wanted now is not behind it at the device.
+	Behind bool
 }
 
 // MaxRanges bounds how many ranges of all processes together one call looks at, which takes a
@@ -48,7 +52,10 @@ func (s Set) advise(ctx context.Context, advice int, want func(line) bool) error
 	if err != nil {
 		return err
 	}
-	a := &adviser{advice: advice, want: want, left: MaxRanges, in: bufio.NewReaderSize(nil, 16<<10)}
+	a := &adviser{advice: advice, want: want, left: MaxRanges, in: bufio.NewReaderSize(nil, 16<<10), most: maxBytes}
+	if s.Behind {
+		a.most, a.behind = behindBytes, true
+	}
 	for chunk := range slices.Chunk(pids, atOnce) {
 		if err := s.chunk(ctx, a, chunk); err != nil {
 			return err
@@ -108,7 +115,9 @@ type adviser struct {
 	left   int // ranges
 	in     *bufio.Reader
 	ranges []span
-	bytes  uint64
+	bytes  uintptr
+	most   uintptr // of bytes
+	behind bool
 }
 
 // span is a struct iovec of another address space: not pointers of this one.
@@ -117,6 +126,11 @@ type span struct{ start, size uintptr }
 const (
 	maxSpans = 1024      // IOV_MAX
 	maxBytes = 256 << 20 // of one call, which takes a tenth of a second if all of it is there
+
+	behindBytes = 4 << 20
+	// behindLeast is how long a call takes that has something to read.
+	behindLeast = 200 * time.Microsecond
+	behindMost  = 50 * time.Millisecond
 )
 
 func (a *adviser) process(ctx context.Context, pid, fd int) error {
@@ -146,11 +160,11 @@ func (a *adviser) process(ctx context.Context, pid, fd int) error {
 			continue
 		}
 		for at := l.start; at < l.end; {
-			size := min(l.end-at, uintptr(maxBytes-a.bytes))
+			size := min(l.end-at, a.most-a.bytes)
 			a.ranges = append(a.ranges, span{at, size})
-			a.bytes += uint64(size)
+			a.bytes += size
 			at += size
-			if len(a.ranges) == maxSpans || a.bytes == maxBytes {
+			if len(a.ranges) == maxSpans || a.bytes == a.most {
 				if err := a.flush(ctx, fd); err != nil {
 					return err
 				}
@@ -168,6 +182,7 @@ func (a *adviser) flush(ctx context.Context, fd int) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		begun := time.Now()
 		n, _, errno := unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(fd), uintptr(unsafe.Pointer(&rest[0])), uintptr(len(rest)), uintptr(a.advice), 0, 0)
 		runtime.KeepAlive(rest)
 		switch errno {
@@ -181,6 +196,13 @@ func (a *adviser) flush(ctx context.Context, fd int) error {
 		default: // not for this one
 			rest = rest[1:]
 			continue
+		}
+		if took := time.Since(begun); a.behind && took > behindLeast {
+			select {
+			case <-time.After(min(2*took, behindMost)):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
 		}
 		if n == 0 {
 			return nil

@@ -140,7 +140,7 @@ type StepReport func(step string, took time.Duration)
 
 // Resource is one kernel or disk object that belongs to a sandbox.
 type Resource struct {
-	Kind    string `json:"kind"`    // process, cgroup, mount, directory, socket …
+	Kind    string `json:"kind"`    // process, cgroup, mount, directory, socket, swap …
 	Name    string `json:"name"`    // path, pid or number
 	Sandbox string `json:"sandbox"` // owner; empty: shared by the node
 }

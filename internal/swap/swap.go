@@ -93,8 +93,11 @@ type Space struct {
 	changed chan struct{} // closed when taken falls
 }
 
-// New looks at nothing yet.
+// New looks at nothing yet. An option without a kind is Auto.
 func New(cfg Config) (*Space, error) {
+	if cfg.Option.Kind == "" {
+		cfg.Option.Kind = Auto
+	}
 	if err := cfg.Option.Check(); err != nil {
 		return nil, errs.Wrap(errs.BadRequest, phase, "swap", err)
 	}

@@ -15,6 +15,7 @@ import (
 	v1 "dsec/api/v1"
 	"dsec/internal/backend"
 	"dsec/internal/capability"
+	"dsec/internal/swap"
 )
 
 // Cluster is what an edge needs from the control plane.
@@ -86,6 +87,7 @@ type Config struct {
 	Capacity  v1.Resources // of all sandboxes together, after overcommit
 	Largest   v1.Resources // of one sandbox; 0: as Capacity
 	Reserve   Reserve
+	Swap      Swap // of paused sandboxes; nil: nothing is told of it
 	Log       *slog.Logger
 	Now       func() time.Time
 	Random    func() uint64 // of ids and secrets
@@ -93,6 +95,13 @@ type Config struct {
 	BootID    string // changes when the machine starts: processes do not outlive it
 	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
 	AdoptTime time.Duration
+}
+
+// Swap tells where paused sandboxes' memory goes.
+type Swap interface {
+	Stat() v1.Swap
+	// Devices are those that the node made.
+	Devices() []swap.Device
 }
 
 // Reserve is what admission leaves free for the node itself, by looking at what really is free.
@@ -142,10 +151,14 @@ func (e *Edge) Node() v1.Node {
 	n := int64(len(e.sandboxes))
 	e.mu.Unlock()
 	disk, memory := e.admit.freeSpace()
+	var swap v1.Swap
+	if e.cfg.Swap != nil {
+		swap = e.cfg.Swap.Stat()
+	}
 	return v1.Node{
 		ID: e.id, Epoch: e.epoch, Address: e.address, Hostname: e.cfg.Hostname, Version: e.cfg.Version, Backends: e.usable,
 		StartedAt: e.started, Ready: !e.stopping.Load(), Capacity: e.cfg.Capacity, Largest: e.cfg.Largest, Allocated: e.admit.allocated(),
-		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
+		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, Swap: swap, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
 	}
 }
 
@@ -228,6 +241,11 @@ func (e *Edge) Audit(ctx context.Context) (resources []backend.Resource, orphans
 			return nil, nil, err
 		}
 		resources = append(resources, r...)
+	}
+	if e.cfg.Swap != nil {
+		for _, d := range e.cfg.Swap.Devices() {
+			resources = append(resources, backend.Resource{Kind: "swap", Name: d.Path})
+		}
 	}
 	seen := map[string]bool{}
 	for _, r := range resources {

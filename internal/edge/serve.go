@@ -72,23 +72,23 @@ func (e *Edge) handlers() map[string]aether.Handler {
 
 // route sends a guest's methods to the guest. It takes no lifecycle lock: a removal
 // must never wait for the command that it ends.
-func (e *Edge) route(ctx context.Context, principal any, open *msg.Open) (*aether.Conn, string, error) {
+func (e *Edge) route(ctx context.Context, principal any, open *msg.Open) (aether.Relay, error) {
 	if open.Method != aether.MethodBatch && aether.GuestGroup(open.Method) == "" {
-		return nil, "", nil
+		return aether.Relay{}, nil
 	}
 	c, ok := principal.(capability.Claims)
 	if !ok {
-		return nil, "", errs.New(errs.BadToken, "edge.route", "no capability")
+		return aether.Relay{}, errs.New(errs.BadToken, "edge.route", "no capability")
 	}
 	if err := c.Allows(open.Target, v1.RightSandbox); err != nil {
-		return nil, "", err
+		return aether.Relay{}, err
 	}
 	s := e.get(open.Target)
 	if s == nil {
-		return nil, "", e.absent(open.Target)
+		return aether.Relay{}, e.absent(open.Target)
 	}
 	conn, err := s.connect(ctx)
-	return conn, "", err
+	return aether.Relay{Conn: conn}, err
 }
 
 func document(v any) (*msg.Document, error) {

@@ -130,11 +130,13 @@ type Edge struct {
 	stopping atomic.Bool
 	stop     chan struct{}
 	removing chan struct{} // holds one for each removal at work
+	pausing  chan struct{} // holds one for each pause at work
+	paused   atomic.Int64  // sandboxes
 	merging  chan struct{} // holds one while an image's layers are merged
 	wg       sync.WaitGroup
 
 	createsOK, createsFailed atomic.Int64
-	creates                  sync.WaitGroup // added to under mu, unless stopping
+	creates, moves           sync.WaitGroup // added to under mu, unless stopping
 
 	packMemory memory
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
@@ -158,7 +160,7 @@ func (e *Edge) Node() v1.Node {
 	return v1.Node{
 		ID: e.id, Epoch: e.epoch, Address: e.address, Hostname: e.cfg.Hostname, Version: e.cfg.Version, Backends: e.usable,
 		StartedAt: e.started, Ready: !e.stopping.Load(), Capacity: e.cfg.Capacity, Largest: e.cfg.Largest, Allocated: e.admit.allocated(),
-		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, Swap: swap, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
+		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, Paused: e.paused.Load(), Swap: swap, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
 	}
 }
 
@@ -193,9 +195,12 @@ func (e *Edge) Close(ctx context.Context) error {
 	close(e.stop)
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
-		s.stop() // no sandbox stays frozen
+		s.stop() // no sandbox stays frozen for a pack, and a pause that is not done is undone
 	}
 	e.mu.Unlock()
+	waitFor(ctx, &e.moves, func() {
+		e.cfg.Log.Error("pauses and resumes have not ended yet; the next start lets their sandboxes run")
+	})
 	if e.server != nil {
 		if err := e.server.Shutdown(ctx); err != nil {
 			e.cfg.Log.Warn("operations that had not ended are cut off", "err", err)
@@ -223,12 +228,17 @@ func (e *Edge) endCreates(ctx context.Context) {
 		}
 	}
 	e.mu.Unlock()
+	waitFor(ctx, &e.creates, func() { e.cfg.Log.Error("creates are not undone yet; the next start does it") })
+}
+
+// waitFor waits for wg, or for the end of ctx, which is late then.
+func waitFor(ctx context.Context, wg *sync.WaitGroup, late func()) {
 	done := make(chan struct{})
-	go func() { e.creates.Wait(); close(done) }()
+	go func() { wg.Wait(); close(done) }()
 	select {
 	case <-done:
-	case <-ctx.Done(): // the next start undoes them
-		e.cfg.Log.Error("creates are not undone yet", "err", ctx.Err())
+	case <-ctx.Done():
+		late()
 	}
 }
 

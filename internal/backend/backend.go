@@ -83,6 +83,12 @@ type Instance interface {
 	Usage(ctx context.Context) (v1.Usage, error)
 }
 
+// Counter is implemented by instances whose Usage does more than to read counters.
+type Counter interface {
+	// Counters is Usage without DiskBytes. It is cheap, and may be asked of thousands.
+	Counters(ctx context.Context) (v1.Usage, error)
+}
+
 // OOMCounter is implemented by instances of backends with a memory limit that kills.
 type OOMCounter interface {
 	// OOMKills counts the sandbox's processes that its memory limit has killed. It is cheap.

@@ -92,7 +92,9 @@ type Config struct {
 	Now       func() time.Time
 	Random    func() uint64 // of ids and secrets
 	FreeSpace func() (disk, memory int64)
-	BootID    string // changes when the machine starts: processes do not outlive it
+	// BusyTime is how long the machine's processors were busy since it started, together; nil: it is not told.
+	BusyTime func() time.Duration
+	BootID   string // changes when the machine starts: processes do not outlive it
 	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
 	AdoptTime time.Duration
 }
@@ -138,6 +140,7 @@ type Edge struct {
 	createsOK, createsFailed atomic.Int64
 	creates, moves           sync.WaitGroup // added to under mu, unless stopping
 
+	usages     usages
 	packMemory memory
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
 	temps      map[string]int // forks under way, by their image's digest

@@ -355,6 +355,13 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 		Largest: v1.Resources{CPUMillis: int64(runtime.NumCPU()) * 1000, MemoryBytes: memory}, // more would never be there
 		Reserve: edge.Reserve{MemoryBytes: n.opts.ReserveMemory, DiskBytes: n.opts.ReserveDisk},
 		Log:     n.opts.Log, Now: time.Now, Random: random,
+		BusyTime: func() time.Duration {
+			busy, err := busyTime()
+			if err != nil {
+				n.opts.Log.Error("look at the processors", "err", err)
+			}
+			return busy
+		},
 		FreeSpace: func() (disk, memory int64) {
 			disk, memory, err := freeSpace(n.opts.Data)
 			if err != nil {

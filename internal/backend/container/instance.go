@@ -160,7 +160,16 @@ func (i *instance) DialGuest(ctx context.Context) (net.Conn, error) {
 }
 
 // Usage implements backend.Instance.
-func (i *instance) Usage(context.Context) (v1.Usage, error) {
+func (i *instance) Usage(ctx context.Context) (v1.Usage, error) {
+	u, err := i.Counters(ctx)
+	if err == nil {
+		u.DiskBytes = diskUsage(filepath.Join(i.b.dir.Name(), i.id, "upper"))
+	}
+	return u, err
+}
+
+// Counters implements backend.Counter: it looks at no files of the sandbox.
+func (i *instance) Counters(context.Context) (v1.Usage, error) {
 	u, err := i.b.cgroups.Usage(i.id)
 	if err != nil {
 		return v1.Usage{}, errs.Wrap(errs.InternalError, "container.usage", "read the cgroup", err)
@@ -168,7 +177,7 @@ func (i *instance) Usage(context.Context) (v1.Usage, error) {
 	image := i.used()
 	return v1.Usage{
 		CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.MemoryBytes, SwapBytes: u.SwapBytes, PeakMemoryBytes: u.PeakMemoryBytes,
-		Processes: u.PIDs, OOMKills: u.OOMKills, ForksRefused: u.PIDsRefused, DiskBytes: diskUsage(filepath.Join(i.b.dir.Name(), i.id, "upper")),
+		Processes: u.PIDs, OOMKills: u.OOMKills, ForksRefused: u.PIDsRefused,
 		ImageReadBytes: image.Read, ImageWaitedBytes: image.Waited, ImageWaitSeconds: image.Wait.Seconds(), ImageFetchedBytes: image.Fetched,
 	}, nil
 }

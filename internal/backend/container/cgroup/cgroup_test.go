@@ -67,14 +67,11 @@ func TestV2Files(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	h, err := Detect(root, self, "dsec")
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := open(t, root, self, "dsec", map[string]string{"dsec/cpu.weight": "", "dsec/cgroup.procs": ""})
 	if !h.V2() {
 		t.Error("not taken for v2")
 	}
-	for _, f := range []string{"cgroup.subtree_control", "dsec/cgroup.subtree_control"} {
+	for _, f := range []string{"cgroup.subtree_control", "dsec/cgroup.subtree_control", "dsec-be/cgroup.subtree_control"} {
 		if got := read(t, filepath.Join(root, f)); got != "+cpu +memory +pids" {
 			t.Errorf("%s: %q", f, got)
 		}
@@ -109,6 +106,14 @@ func TestV2Files(t *testing.T) {
 // twice: the second time it is found again.
 func open(t *testing.T, root, self, name string, files map[string]string) *Hierarchy {
 	t.Helper()
+	files = maps.Clone(files)
+	cpu := "cpu/"
+	if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err == nil {
+		cpu = ""
+	}
+	if idle := cpu + name + IdleSuffix + "/"; files[idle+"cpu.shares"]+files[idle+"cpu.weight"] == "" { // else a kernel without
+		files[idle+idleFile] = "0"
+	}
 	for path, content := range files {
 		path = filepath.Join(root, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

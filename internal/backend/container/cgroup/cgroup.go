@@ -34,6 +34,7 @@ type Usage struct {
 	CPU             time.Duration
 	MemoryBytes     int64
 	PeakMemoryBytes int64
+	SwapBytes       int64 // of its memory, what is swapped out; 0 where the kernel does not count it
 	PIDs            int64
 	OOMKills        int64
 	PIDsRefused     int64 // forks that the limit refused
@@ -66,6 +67,8 @@ const (
 const (
 	swapLimitV1 = "memory.memsw.limit_in_bytes"
 	swapLimitV2 = "memory.swap.max"
+	swapUsageV1 = "memory.memsw.usage_in_bytes"
+	swapUsageV2 = "memory.swap.current"
 )
 
 // cpuPeriod of the CPU quota, the kernel's default.
@@ -539,6 +542,26 @@ func (h *Hierarchy) OOMKills(name string) (int64, error) {
 	return kills, nil
 }
 
+// MemoryBytes is what group name has of memory. It costs much less than Usage.
+func (h *Hierarchy) MemoryBytes(name string) (int64, error) {
+	file := "memory.usage_in_bytes"
+	if h.v2 {
+		file = "memory.current"
+	}
+	path := filepath.Join(h.group("memory", name), file)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	var buf [32]byte
+	n, err := unix.Read(fd, buf[:])
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", path, err)
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(buf[:n])), 10, 64)
+}
+
 // Usage reads the counters of group name.
 func (h *Hierarchy) Usage(name string) (Usage, error) {
 	var u Usage
@@ -564,12 +587,16 @@ func (h *Hierarchy) Usage(name string) (Usage, error) {
 			return u, err
 		}
 		u.PeakMemoryBytes = num(read("memory", "memory.peak")) // kernel 5.19
+		u.SwapBytes = num(read("memory", swapUsageV2))
 		return u, nil
 	}
 	u.CPU = time.Duration(num(read("cpuacct", "cpuacct.usage")))
 	u.MemoryBytes = num(read("memory", "memory.usage_in_bytes"))
 	u.PeakMemoryBytes = num(read("memory", "memory.max_usage_in_bytes"))
 	u.OOMKills = num(field(read("memory", "memory.oom_control"), "oom_kill"))
+	if h.swap { // the sum of both, read a moment later
+		u.SwapBytes = max(0, num(read("memory", swapUsageV1))-u.MemoryBytes)
+	}
 	return u, err
 }
 

@@ -49,6 +49,8 @@ type sandbox struct {
 	lease    *time.Timer
 	renewed  time.Time // when its lease was
 
+	meter meter
+
 	unadopted error // why it could not be adopted yet; of who tries only
 
 	dial sync.Mutex // held by whoever connects to the guest
@@ -94,6 +96,7 @@ func (e *Edge) transition(s *sandbox, to v1.State, change func(*v1.Sandbox)) err
 		// It is so all the same: a full disk must not keep sandboxes from being removed.
 		e.cfg.Log.Error("journal a transition", "sandbox", v.ID, "to", to, "err", err)
 	}
+	e.leaves(s, &s.view)
 	s.view = v
 	e.feed.changed(v)
 	return nil
@@ -139,7 +142,7 @@ func (s *sandbox) connect(ctx context.Context) (*aether.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err = aether.NewClient(ctx, conn, aether.ClientConfig{Agent: "dsec-edge", KeepAlive: -1}) // its death is seen by its socket's end
+	c, err = aether.NewClient(ctx, counted(conn, &s.meter.sent), aether.ClientConfig{Agent: "dsec-edge", KeepAlive: -1}) // its death is seen by its socket's end
 	if err != nil {
 		e := errs.Of(errs.Wrap(errs.GuestUnreachable, "edge.connect", "handshake with the guest", err))
 		e.Sandbox = id

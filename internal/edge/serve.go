@@ -125,6 +125,7 @@ func (e *Edge) serveGet(ctx context.Context, _ *aether.Stream, r *msg.SandboxReq
 	if instance != nil {
 		u, err := instance.Usage(ctx)
 		if err == nil {
+			s.meter.fill(&u, &v, e.cfg.Now())
 			v.Usage = &u
 		} else if s.snapshot().State == v1.StateRunning { // else it ended meanwhile
 			return nil, err

@@ -95,6 +95,11 @@ type OOMCounter interface {
 	OOMKills() (int64, error)
 }
 
+// MemoryCounter is implemented by instances that can tell how much memory they have (as in Usage) at little cost.
+type MemoryCounter interface {
+	MemoryBytes() (int64, error)
+}
+
 // Pauser is implemented by instances that can stand still without memory. Its methods are called one at
 // a time, and each may be repeated: pausing what is paused, and resuming what runs, succeeds at once.
 type Pauser interface {

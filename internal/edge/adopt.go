@@ -36,9 +36,11 @@ func (e *Edge) recover(ctx context.Context) error {
 		return err
 	}
 	e.journal = j
+	e.loadMeters()
 	for _, rec := range records {
 		e.recoverOne(ctx, rec)
 	}
+	e.meters = nil
 	for kind, b := range e.backends {
 		ids, err := b.List(ctx)
 		if err != nil {
@@ -83,6 +85,7 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 	e.hear(s)
 	s.stood = rec.Stood + stood
 	e.countPaused("", v.State)
+	s.meter.restore(e.meters[v.ID])
 	e.mu.Lock()
 	e.sandboxes[v.ID] = s
 	if v.IdempotencyKey != "" {

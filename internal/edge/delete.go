@@ -120,6 +120,7 @@ func (e *Edge) forget(s *sandbox) {
 		return
 	}
 	delete(e.sandboxes, v.ID)
+	e.past.add(s, e.cfg.Now())
 	if e.keys[v.IdempotencyKey] == v.ID {
 		delete(e.keys, v.IdempotencyKey)
 	}

@@ -145,8 +145,12 @@ type Edge struct {
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
 	temps      map[string]int // forks under way, by their image's digest
 
+	meters     map[string]metered // of an earlier process, until its sandboxes are there
+	metersKept bool               // the file has some; of the one that writes it
+
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
+	past      Totals            // of sandboxes that are gone
 	keys      map[string]string // idempotency key → id, of live sandboxes
 }
 
@@ -210,6 +214,7 @@ func (e *Edge) Close(ctx context.Context) error {
 		}
 	}
 	e.wg.Wait()
+	e.saveMeters()
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
 		s.unlimit()

@@ -68,6 +68,8 @@ type sandbox struct {
 	lease    *time.Timer
 	renewed  time.Time // when its lease was
 
+	meter meter
+
 	unadopted error // why it could not be adopted yet; of who tries only
 
 	dial sync.Mutex // held by whoever connects to the guest
@@ -119,6 +121,7 @@ func (e *Edge) become(s *sandbox, to v1.State, change func(*v1.Sandbox)) error {
 		// It is so all the same: a full disk must not keep sandboxes from being removed.
 		e.cfg.Log.Error("journal a transition", "sandbox", v.ID, "to", to, "err", err)
 	}
+	e.leaves(s)
 	e.show(s, v)
 	return nil
 }
@@ -185,7 +188,7 @@ func (s *sandbox) dialGuest(ctx context.Context, standing bool) (*aether.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	c, err = aether.NewClient(ctx, conn, aether.ClientConfig{Agent: "dsec-edge", KeepAlive: -1}) // its death is seen by its socket's end
+	c, err = aether.NewClient(ctx, counted(conn, &s.meter.sent), aether.ClientConfig{Agent: "dsec-edge", KeepAlive: -1}) // its death is seen by its socket's end
 	if err != nil {
 		e := errs.Of(errs.Wrap(errs.GuestUnreachable, "edge.connect", "handshake with the guest", err))
 		e.Sandbox = id

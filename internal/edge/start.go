@@ -72,6 +72,7 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 		}
 	})
 	e.wg.Go(e.lookForOOM)
+	e.wg.Go(e.meterAll)
 	if e.reg, err = cfg.Cluster.Register(ctx, e.Node()); err != nil {
 		return nil, fmt.Errorf("register: %w", err)
 	}

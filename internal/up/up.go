@@ -280,7 +280,7 @@ func (n *node) startEdge(ctx context.Context, s store.Store) error {
 	if err != nil {
 		return fmt.Errorf("start the edge: %w", err)
 	}
-	return nil
+	return n.metrics.Register(newUsageMetrics(n.edge))
 }
 
 // corrupt says what becomes of a data directory with a damaged file.

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"dsec/internal/guest/clock"
+
 	"pgregory.net/rapid"
 )
 
@@ -22,8 +24,8 @@ func TestLogAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.Int64Range(1, 64<<10).Draw(t, "limit")
 		spillLimit := rapid.SampledFrom([]int64{0, 0, 1, 128 << 10, 1 << 20}).Draw(t, "spill")
-		var clock atomic.Int64
-		l := newLog(limit, spillLimit, dir, time.Second, func() time.Time { return time.Unix(0, clock.Load()) })
+		var now atomic.Int64
+		l := newLog(limit, spillLimit, dir, time.Second, clock.New(func() time.Time { return time.Unix(0, now.Load()) }))
 		defer l.Discard()
 		l.release()
 		var model [kinds][]byte

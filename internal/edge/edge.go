@@ -93,6 +93,8 @@ type Config struct {
 	BootID    string // changes when the machine starts: processes do not outlive it
 	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
 	AdoptTime time.Duration
+	// ReconcileEvery is about how often records are compared with what is there; 0: 1 minute.
+	ReconcileEvery time.Duration
 }
 
 // Reserve is what admission leaves free for the node itself, by looking at what really is free.
@@ -126,6 +128,8 @@ type Edge struct {
 
 	createsOK, createsFailed atomic.Int64
 	creates                  sync.WaitGroup // added to under mu, unless stopping
+
+	reconciler *reconciler
 
 	packMemory memory
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
@@ -229,14 +233,13 @@ func (e *Edge) Audit(ctx context.Context) (resources []backend.Resource, orphans
 		}
 		resources = append(resources, r...)
 	}
-	seen := map[string]bool{}
+	var ids []string
 	for _, r := range resources {
-		if r.Sandbox != "" && !seen[r.Sandbox] && e.get(r.Sandbox) == nil {
-			seen[r.Sandbox] = true
-			orphans = append(orphans, r.Sandbox)
+		if r.Sandbox != "" {
+			ids = append(ids, r.Sandbox)
 		}
 	}
-	return resources, orphans, nil
+	return resources, e.unexplained(ids), nil
 }
 
 func readBootID() (string, error) {

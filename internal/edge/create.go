@@ -100,6 +100,10 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 		e.mu.Unlock()
 		return old, true, nil
 	}
+	if e.reconciler.removing[req.ID] {
+		e.mu.Unlock()
+		return nil, false, errs.New(errs.StateConflict, "edge.create", "what an earlier sandbox of this id left is being removed")
+	}
 	if err := e.admit.take(&s.share); err != nil {
 		e.mu.Unlock()
 		return nil, false, err

@@ -97,6 +97,8 @@ type Config struct {
 	BootID   string // changes when the machine starts: processes do not outlive it
 	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
 	AdoptTime time.Duration
+	// ReconcileEvery is about how often records are compared with what is there; 0: 1 minute.
+	ReconcileEvery time.Duration
 }
 
 // Swap tells where paused sandboxes' memory goes.
@@ -141,6 +143,8 @@ type Edge struct {
 	creates, moves           sync.WaitGroup // added to under mu, unless stopping
 
 	usages     usages
+	reconciler *reconciler
+
 	packMemory memory
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
 	temps      map[string]int // forks under way, by their image's digest
@@ -265,14 +269,13 @@ func (e *Edge) Audit(ctx context.Context) (resources []backend.Resource, orphans
 			resources = append(resources, backend.Resource{Kind: "swap", Name: d.Path})
 		}
 	}
-	seen := map[string]bool{}
+	var ids []string
 	for _, r := range resources {
-		if r.Sandbox != "" && !seen[r.Sandbox] && e.get(r.Sandbox) == nil {
-			seen[r.Sandbox] = true
-			orphans = append(orphans, r.Sandbox)
+		if r.Sandbox != "" {
+			ids = append(ids, r.Sandbox)
 		}
 	}
-	return resources, orphans, nil
+	return resources, e.unexplained(ids), nil
 }
 
 func readBootID() (string, error) {

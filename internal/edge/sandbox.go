@@ -188,7 +188,9 @@ func (s *sandbox) dialGuest(ctx context.Context, standing bool) (*aether.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	c, err = aether.NewClient(ctx, counted(conn, &s.meter.sent), aether.ClientConfig{Agent: "dsec-edge", KeepAlive: -1}) // its death is seen by its socket's end
+	c, err = aether.NewClient(ctx, counted(conn, &s.meter.sent), aether.ClientConfig{
+		Agent: "dsec-edge", KeepAlive: -1, WriteTimeout: -1, // its death is seen by its socket's end; paused, it takes nothing for long
+	})
 	if err != nil {
 		e := errs.Of(errs.Wrap(errs.GuestUnreachable, "edge.connect", "handshake with the guest", err))
 		e.Sandbox = id

@@ -157,6 +157,8 @@ type AuditReport struct {
 	Counts    map[string]int  `json:"counts"`    // resources by kind
 	Resources []AuditResource `json:"resources"` // all of them
 	Orphans   []string        `json:"orphans"`   // ids that no record explains
+
+	Reconciled Reconciled `json:"reconciled"`
 }
 
 // AuditResource is one object and its owner.
@@ -169,7 +171,7 @@ func (e *Edge) serveAudit(ctx context.Context, _ *aether.Stream, _ *msg.Empty) (
 	if err != nil {
 		return nil, errs.Wrap(errs.InternalError, "edge.audit", "count resources", err)
 	}
-	r := AuditReport{Node: e.Node(), Counts: map[string]int{}, Orphans: orphans}
+	r := AuditReport{Node: e.Node(), Counts: map[string]int{}, Orphans: orphans, Reconciled: e.reconciler.counts()}
 	for _, x := range resources {
 		r.Counts[x.Kind]++
 		r.Resources = append(r.Resources, AuditResource{x.Kind, x.Name, x.Sandbox})

@@ -129,6 +129,7 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox, handle json.RawMessage) (s
 		s.instance = instance
 	}
 	s.mu.Unlock()
+	e.noteOOM(s, nil) // while nobody looked
 	e.watch(s)
 	return true
 }

@@ -72,13 +72,17 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 			cfg.Log.Error("serve", "err", err)
 		}
 	})
-	e.wg.Go(e.lookForOOM)
 	e.wg.Go(e.meterAll)
 	every := cfg.ReconcileEvery
 	if every <= 0 {
 		every = reconcileEvery
 	}
 	e.wg.Go(func() { e.reconciler.run(every) })
+	for _, b := range e.backends {
+		if w, ok := b.(backend.OOMWatcher); ok {
+			e.wg.Go(func() { e.watchOOM(w) })
+		}
+	}
 	if e.reg, err = cfg.Cluster.Register(ctx, e.Node()); err != nil {
 		return nil, fmt.Errorf("register: %w", err)
 	}

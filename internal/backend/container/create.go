@@ -149,7 +149,7 @@ func (c *creation) removeGroup(ctx context.Context) error { return c.b.removeGro
 
 // makeDirectory makes the writable layer, with the files of /etc that name the sandbox.
 func (c *creation) makeDirectory(context.Context) (err error) {
-	if c.firstID, err = c.b.ids.take(); err != nil {
+	if c.firstID, err = c.b.ids.take(c.spec.ID); err != nil {
 		return err
 	}
 	root := int(c.b.dir.Fd())

@@ -222,7 +222,6 @@ func (a *adviser) flush(ctx context.Context, fd int) error {
 // line is one of /proc/PID/maps.
 type line struct {
 	start, end uintptr
-	private    bool
 	file       bool
 	memory     bool // a file that is only memory
 	special    bool // the kernel's
@@ -240,16 +239,7 @@ func parse(text []byte) (l line, err error) {
 	if !ok || !ok2 || len(rest) < 5 || rest[4] != ' ' {
 		return l, fmt.Errorf("unexpected %q", text)
 	}
-	l.private = rest[3] == 'p'
-	for at, p := range map[*uintptr][]byte{&l.start: from, &l.end: to} {
-		for _, c := range p {
-			digit := uintptr(c - '0')
-			if c >= 'a' {
-				digit = uintptr(c-'a') + 10
-			}
-			*at = *at<<4 | digit&15
-		}
-	}
+	l.start, l.end = hex(from), hex(to)
 	_, rest, _ = bytes.Cut(rest[5:], []byte{' '}) // offset
 	_, rest, _ = bytes.Cut(rest, []byte{' '})     // device
 	inode, path, ok := bytes.Cut(rest, []byte{' '})
@@ -258,11 +248,26 @@ func parse(text []byte) (l line, err error) {
 	}
 	path = bytes.TrimLeft(bytes.TrimSuffix(path, []byte{'\n'}), " ")
 	l.file = !bytes.Equal(inode, []byte{'0'})
-	for _, name := range [][]byte{[]byte("/memfd:"), []byte("/SYSV"), []byte("/dev/zero"), []byte("/dev/shm/")} {
-		l.memory = l.memory || l.file && bytes.HasPrefix(path, name)
-	}
-	for _, name := range [][]byte{[]byte("[vvar"), []byte("[vdso"), []byte("[vsyscall"), []byte("[vectors"), []byte("[uprobes")} {
-		l.special = l.special || !l.file && bytes.HasPrefix(path, name)
+	if l.file {
+		l.memory = starts(path, "/memfd:") || starts(path, "/SYSV") || starts(path, "/dev/zero") || starts(path, "/dev/shm/")
+	} else {
+		l.special = starts(path, "[v") && (starts(path, "[vvar") || starts(path, "[vdso") || starts(path, "[vsyscall") || starts(path, "[vectors"))
 	}
 	return l, nil
+}
+
+func starts(path []byte, name string) bool {
+	return len(path) >= len(name) && string(path[:len(name)]) == name
+}
+
+// hex reads what the kernel wrote.
+func hex(digits []byte) (n uintptr) {
+	for _, c := range digits {
+		d := uintptr(c - '0')
+		if c >= 'a' {
+			d = uintptr(c-'a') + 10
+		}
+		n = n<<4 | d&15
+	}
+	return n
 }

@@ -181,7 +181,7 @@ func TestConformance(t *testing.T) {
 
 // box is one running sandbox.
 type box struct {
-	t *testing.T
+	t testing.TB
 	*aether.Conn
 	backend.Instance
 }
@@ -194,7 +194,7 @@ func newBox(t *testing.T, change func(*backend.Spec)) *box {
 }
 
 // boxOn makes a sandbox on a node of which there may be more.
-func boxOn(t *testing.T, b *Backend, change func(*backend.Spec)) *box {
+func boxOn(t testing.TB, b *Backend, change func(*backend.Spec)) *box {
 	t.Helper()
 	s := spec(v1.SandboxID("testaa", 1, uint64(groups.Add(1))))
 	if change != nil {

@@ -218,7 +218,7 @@ func TestPauseFiles(t *testing.T) {
 	root, self = fakeV2(t, "cpu memory pids\n")
 	box2 := filepath.Join(root, "dsec/box")
 	v2 := open(t, root, self, "dsec", map[string]string{
-		"dsec/cgroup.procs": "", "dsec/cpu.weight": "", "dsec/" + swapLimitV2: "", "dsec/box/" + swapLimitV2: "000", "dsec/box/memory.current": "8192\n",
+		"dsec/cgroup.procs": "", "dsec/cpu.weight": "", "dsec/" + swapLimitV2: "", "dsec/box/" + swapLimitV2: "000", "dsec/box/memory.current": "8192\n", "dsec/box/memory.max": "1048576\n",
 		"dsec/box/memory.stat": stat + "file_writeback 4096\n", "dsec/box/" + reclaimV2: "",
 	})
 	for _, c := range []struct {
@@ -226,7 +226,7 @@ func TestPauseFiles(t *testing.T) {
 		swap, opened, closed, freed, freedWith string
 	}{
 		{v1, filepath.Join(box, swappinessV1), "100", "0", filepath.Join(box, memoryLimitV1), "0"},
-		{v2, filepath.Join(box2, swapLimitV2), "max", "0", filepath.Join(box2, reclaimV2), "8192"},
+		{v2, filepath.Join(box2, swapLimitV2), "1048576", "0", filepath.Join(box2, reclaimV2), "8192"},
 	} {
 		if err := c.h.CanSwap(); err != nil {
 			t.Error(err)

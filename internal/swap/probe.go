@@ -23,10 +23,8 @@ func Probe(ctx context.Context, cfg Config) (r Report, err error) {
 	if err != nil {
 		return r, err
 	}
-	s.mu.Lock()
 	r.Option, err = s.plan()
 	r.Made = len(s.active()) > 0
-	s.mu.Unlock()
 	if err != nil {
 		return r, err
 	}

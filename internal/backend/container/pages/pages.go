@@ -145,14 +145,10 @@ func (a *adviser) process(ctx context.Context, pid, fd int) error {
 	a.in.Reset(maps)
 	a.ranges, a.bytes = a.ranges[:0], 0
 	for ; a.left > 0; a.left-- {
-		text, err := a.in.ReadSlice('\n')
-		if err == io.EOF || errors.Is(err, unix.ESRCH) {
+		l, err := next(a.in)
+		if errors.Is(err, io.EOF) || errors.Is(err, unix.ESRCH) {
 			break
 		}
-		if err != nil {
-			return fmt.Errorf("read the ranges of process %d: %w", pid, err)
-		}
-		l, err := parse(text)
 		if err != nil {
 			return fmt.Errorf("read the ranges of process %d: %w", pid, err)
 		}
@@ -231,6 +227,19 @@ func any(l line) bool { return !l.special }
 
 // swappable ranges are those of which all that is not there is in swap: advice for others would read files.
 func swappable(l line) bool { return !l.special && (!l.file || l.memory) }
+
+// next reads one line, of which the end of a path may be any length.
+func next(in *bufio.Reader) (l line, err error) {
+	text, err := in.ReadSlice('\n')
+	if err != nil && err != bufio.ErrBufferFull {
+		return l, err
+	}
+	l, perr := parse(text)
+	for err == bufio.ErrBufferFull {
+		_, err = in.ReadSlice('\n')
+	}
+	return l, errors.Join(perr, err)
+}
 
 // parse reads ADDRESS-ADDRESS PERM OFFSET DEV INODE PATH; the path's bytes are the process's own choice.
 func parse(text []byte) (l line, err error) {

@@ -1,8 +1,10 @@
 package pages
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -33,6 +35,21 @@ func TestParse(t *testing.T) {
 		if l, err := parse([]byte(text)); err == nil {
 			t.Errorf("%q: %+v", text, l)
 		}
+	}
+}
+
+// A path may be as long as its owner likes; the range after it is read all the same.
+func TestLongPaths(t *testing.T) {
+	t.Parallel()
+	const head = "7f0000000000-7f0000001000 r--p 00000000 00:2a 17 /"
+	in := bufio.NewReaderSize(strings.NewReader(head+strings.Repeat(`a\012`, 10000)+"\n"+head+"b\n"), 128)
+	for range 2 {
+		if l, err := next(in); err != nil || l != (line{start: 0x7f0000000000, end: 0x7f0000001000, file: true}) {
+			t.Errorf("%+v, %v", l, err)
+		}
+	}
+	if _, err := next(in); err != io.EOF {
+		t.Errorf("at the end: %v", err)
 	}
 }
 

@@ -134,6 +134,9 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 			s.mu.Lock()
 			s.instance = instance
 			s.mu.Unlock()
+			err = idlesHow(&v.Spec, instance)
+		}
+		if err == nil {
 			handshake := time.Now()
 			_, err = s.connect(s.create)
 			report("connect", time.Since(handshake))

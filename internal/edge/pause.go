@@ -202,8 +202,13 @@ func (e *Edge) moved(s *sandbox, to v1.State, stood time.Duration) error {
 	err := e.become(s, to, func(v *v1.Sandbox) { v.PausedAt, v.PauseReason = nil, "" })
 	if err != nil {
 		s.stood = before
+		return err
 	}
-	return err
+	s.lastUse.Store(e.cfg.Now().UnixNano())
+	if idle := s.view.Spec.IdleTTL.Duration(); s.idle != nil && idle > 0 {
+		s.idle.Reset(idle)
+	}
+	return nil
 }
 
 // wake lets a sandbox that is paused, or about to be, run again, and returns when it runs. However
@@ -307,7 +312,6 @@ func (e *Edge) resume(s *sandbox, m *move, instance backend.Pauser) error {
 	if err := e.moved(s, v1.StateRunning, stood); err != nil {
 		return e.cutOff(s)
 	}
-	s.lastUse.Store(e.cfg.Now().UnixNano())
 	return nil
 }
 

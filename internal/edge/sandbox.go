@@ -17,6 +17,9 @@ import (
 	"dsec/internal/backend"
 )
 
+// standTime is how long a guest may take nothing from its socket, since it may stand still.
+const standTime = 10 * 365 * 24 * time.Hour
+
 // next says which states may follow which. Stopping may follow all.
 var next = map[v1.State][]v1.State{
 	v1.StateCreating: {v1.StateRunning, v1.StateFailed, v1.StateStopping},
@@ -67,6 +70,8 @@ type sandbox struct {
 	expiry   *time.Timer
 	lease    *time.Timer
 	renewed  time.Time // when its lease was
+	idle     *time.Timer
+	working  bool // when its guest was asked last, it worked by itself
 
 	unadopted error // why it could not be adopted yet; of who tries only
 
@@ -185,7 +190,7 @@ func (s *sandbox) dialGuest(ctx context.Context, standing bool) (*aether.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	c, err = aether.NewClient(ctx, conn, aether.ClientConfig{Agent: "dsec-edge", KeepAlive: -1}) // its death is seen by its socket's end
+	c, err = aether.NewClient(ctx, conn, aether.ClientConfig{Agent: "dsec-edge", KeepAlive: -1, WriteTimeout: standTime}) // its death is seen by its socket's end
 	if err != nil {
 		e := errs.Of(errs.Wrap(errs.GuestUnreachable, "edge.connect", "handshake with the guest", err))
 		e.Sandbox = id
@@ -250,15 +255,10 @@ func notRunning(v v1.Sandbox) error {
 	return e
 }
 
-// endings say why a sandbox is removed.
-var endings = map[v1.EndReason]string{
-	v1.EndRequest: "somebody asked for it", v1.EndTTL: "it reached its time to live", v1.EndLease: "nobody renewed its lease",
-}
-
 // goneNow is the error of whatever the removal of v meets.
 func goneNow(v v1.Sandbox) *errs.Error {
 	text := "the sandbox is removed"
-	if why := endings[v.EndReason]; why != "" {
+	if why := v.EndReason.Words(); why != "" {
 		text += ": " + why
 	}
 	e := errs.New(errs.SandboxGone, "edge.remove", text)

@@ -15,6 +15,7 @@ import (
 	v1 "dsec/api/v1"
 	"dsec/internal/backend"
 	"dsec/internal/capability"
+	"dsec/internal/swap"
 )
 
 // Cluster is what an edge needs from the control plane.
@@ -86,13 +87,23 @@ type Config struct {
 	Capacity  v1.Resources // of all sandboxes together, after overcommit
 	Largest   v1.Resources // of one sandbox; 0: as Capacity
 	Reserve   Reserve
+	Swap      Swap // of paused sandboxes; nil: nothing is told of it
 	Log       *slog.Logger
 	Now       func() time.Time
 	Random    func() uint64 // of ids and secrets
 	FreeSpace func() (disk, memory int64)
-	BootID    string // changes when the machine starts: processes do not outlive it
+	// BusyTime is how long the machine's processors were busy since it started, together; nil: it is not told.
+	BusyTime func() time.Duration
+	BootID   string // changes when the machine starts: processes do not outlive it
 	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
 	AdoptTime time.Duration
+}
+
+// Swap tells where paused sandboxes' memory goes.
+type Swap interface {
+	Stat() v1.Swap
+	// Devices are those that the node made.
+	Devices() []swap.Device
 }
 
 // Reserve is what admission leaves free for the node itself, by looking at what really is free.
@@ -129,6 +140,7 @@ type Edge struct {
 	createsOK, createsFailed atomic.Int64
 	creates, moves           sync.WaitGroup // added to under mu, unless stopping
 
+	usages     usages
 	packMemory memory
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
 	temps      map[string]int // forks under way, by their image's digest
@@ -144,10 +156,14 @@ func (e *Edge) Node() v1.Node {
 	n := int64(len(e.sandboxes))
 	e.mu.Unlock()
 	disk, memory := e.admit.freeSpace()
+	var swap v1.Swap
+	if e.cfg.Swap != nil {
+		swap = e.cfg.Swap.Stat()
+	}
 	return v1.Node{
 		ID: e.id, Epoch: e.epoch, Address: e.address, Hostname: e.cfg.Hostname, Version: e.cfg.Version, Backends: e.usable,
 		StartedAt: e.started, Ready: !e.stopping.Load(), Capacity: e.cfg.Capacity, Largest: e.cfg.Largest, Allocated: e.admit.allocated(),
-		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, Paused: e.paused.Load(), CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
+		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, Paused: e.paused.Load(), Swap: swap, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
 	}
 }
 
@@ -238,6 +254,11 @@ func (e *Edge) Audit(ctx context.Context) (resources []backend.Resource, orphans
 			return nil, nil, err
 		}
 		resources = append(resources, r...)
+	}
+	if e.cfg.Swap != nil {
+		for _, d := range e.cfg.Swap.Devices() {
+			resources = append(resources, backend.Resource{Kind: "swap", Name: d.Path})
+		}
 	}
 	seen := map[string]bool{}
 	for _, r := range resources {

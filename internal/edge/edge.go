@@ -141,6 +141,7 @@ type Edge struct {
 	creates, moves           sync.WaitGroup // added to under mu, unless stopping
 
 	usages     usages
+	room       room
 	packMemory memory
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
 	temps      map[string]int // forks under way, by their image's digest

@@ -280,7 +280,7 @@ func (e *Edge) resume(s *sandbox, m *move, instance backend.Pauser) error {
 		return errs.Wrap(errs.DeadlineExceeded, "edge.resume", "wait for the end of the sandbox's snapshot", m.ctx.Err())
 	}
 	if err := e.admit.rejoin(&s.share); err != nil {
-		return err
+		return e.inItsPlace(err)
 	}
 	if err := e.transition(s, v1.StateResuming, nil); err != nil {
 		return e.cutOff(s)

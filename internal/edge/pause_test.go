@@ -587,3 +587,61 @@ func TestIdleAndRequestRace(t *testing.T) {
 		}
 	}
 }
+
+// A paused sandbox counts with its slot alone, and must fit again to run. If it does not, the refusal
+// says what is short and who would make room.
+func TestResumeMustFit(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	newStandings(b)
+	b.capacity = v1.Resources{Slots: 4, CPUMillis: 1 << 40, MemoryBytes: 2 * v1.DefaultMemoryBytes}
+	e := b.start()
+	c := b.control(e)
+	first := b.mustCreate(c, e, nil).ID
+	b.mustPause(c, first)
+	busy := b.mustCreate(c, e, nil).ID
+	best := b.mustCreate(c, e, func(r *v1.EdgeCreate) { r.Spec.QoS = v1.QoSBest }).ID
+	st, err := c.Open(t.Context(), busy, "process.attach", &msg.AttachRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Cancel()
+	eventually(t, "the stream is joined", func() bool { return e.get(busy).seen().open == 1 })
+	for _, err := range []error{exec(t.Context(), c, first), b.moves(c, "sandbox.resume", first)[first].Error.Err()} {
+		x := errs.Of(err)
+		if x.Code != errs.NodeFull || x.Sandbox != first || x.Details["resource"] != "memory_bytes" || x.Details["idle"] != best || x.RetryAfter <= 0 ||
+			x.Details["idle_memory_bytes"] != fmt.Sprint(v1.DefaultMemoryBytes) || x.Details["be_memory_bytes"] != fmt.Sprint(v1.DefaultMemoryBytes) {
+			t.Errorf("%+v", x)
+		}
+	}
+	if v := b.get(c, first); v.State != v1.StatePaused {
+		t.Errorf("it is %s", v.State)
+	}
+	// Paused ones keep their slots.
+	b.mustPause(c, best)
+	b.mustPause(c, busy)
+	b.mustCreate(c, e, nil)
+	if _, err := b.create(c, e, nil); errs.Of(err).Details["resource"] != "slots" {
+		t.Errorf("a fifth in four slots: %v", err)
+	}
+	if err := exec(t.Context(), c, first); err != nil {
+		t.Errorf("with room: %v", err)
+	}
+	// A restart counts the same.
+	st.Cancel()
+	before := e.Node()
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	e = b.start()
+	if n := e.Node(); n.Allocated != before.Allocated || n.Paused != 2 {
+		t.Errorf("before %+v, after %+v", before, n)
+	}
+	c = b.control(e)
+	b.mustPause(c, first)
+	b.free.Store(1 << 20)
+	b.now.Add(int64(time.Minute))
+	if err := exec(t.Context(), c, busy); errs.Of(err).Details["resource"] != "free_memory" {
+		t.Errorf("on a node without free memory: %v", err)
+	}
+}

@@ -79,9 +79,9 @@ type sandbox struct {
 }
 
 // newSandbox returns a sandbox that lives until stop.
-func newSandbox(b backend.Backend, img *v1.Image, need v1.Resources, view v1.Sandbox) *sandbox {
+func newSandbox(b backend.Backend, img *v1.Image, view v1.Sandbox) *sandbox {
 	s := &sandbox{
-		backend: b, image: img, share: share{need: need}, view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
+		backend: b, image: img, share: shareOf(&view.Spec), view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
 	}
 	s.awake.Store(view.State == v1.StateRunning)
 	s.life, s.stop = context.WithCancel(context.Background())

@@ -87,7 +87,8 @@ type Config struct {
 	Capacity  v1.Resources // of all sandboxes together, after overcommit
 	Largest   v1.Resources // of one sandbox; 0: as Capacity
 	Reserve   Reserve
-	Swap      Swap // of paused sandboxes; nil: nothing is told of it
+	Costs     Costs // of pauses, where hints begin
+	Swap      Swap  // of paused sandboxes; nil: nothing is told of it
 	Log       *slog.Logger
 	Now       func() time.Time
 	Random    func() uint64 // of ids and secrets
@@ -142,6 +143,7 @@ type Edge struct {
 
 	usages     usages
 	room       room
+	costs      *costs
 	packMemory memory
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
 	temps      map[string]int // forks under way, by their image's digest

@@ -65,7 +65,7 @@ func (e *Edge) renew(id string) error {
 func (s *sandbox) unlimit() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, t := range []*time.Timer{s.expiry, s.lease, s.idle} {
+	for _, t := range []*time.Timer{s.expiry, s.lease, s.idle, s.ahead} {
 		if t != nil {
 			t.Stop()
 		}

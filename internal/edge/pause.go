@@ -162,11 +162,16 @@ func (s *sandbox) pausableNow(seen *use) (m *move, done bool, err error) {
 
 // runPause does a pause that has begun, with the sandbox's token.
 func (e *Edge) runPause(s *sandbox, m *move, instance backend.Pauser, at time.Time) {
+	start := time.Now()
 	paused, err := instance.Pause(m.ctx)
 	if err == nil {
+		e.costs.paused(paused.FreedBytes, time.Since(start))
 		if err = e.transition(s, v1.StatePaused, func(v *v1.Sandbox) { v.Pauses++ }); err == nil {
 			e.admit.rest(&s.share)
 			m.freed = paused.FreedBytes
+			s.mu.Lock()
+			s.freed = paused.FreedBytes
+			s.mu.Unlock()
 			s.finish(m, nil)
 			return
 		}
@@ -289,6 +294,7 @@ func (e *Edge) resume(s *sandbox, m *move, instance backend.Pauser) error {
 	if at := s.snapshot().PausedAt; at != nil {
 		stood = max(0, e.cfg.Now().Sub(*at))
 	}
+	start := time.Now()
 	// What the guest hears of first waits for it in its socket.
 	nctx, stop := context.WithCancel(m.ctx)
 	defer stop()
@@ -312,6 +318,10 @@ func (e *Edge) resume(s *sandbox, m *move, instance backend.Pauser) error {
 	if err := e.moved(s, v1.StateRunning, stood); err != nil {
 		return e.cutOff(s)
 	}
+	s.mu.Lock()
+	freed := s.freed
+	s.mu.Unlock()
+	e.costs.resumed(freed, time.Since(start))
 	return nil
 }
 
@@ -458,10 +468,12 @@ func (e *Edge) serveMoves(ctx context.Context, st *aether.Stream, do func(contex
 			if err != nil {
 				r.Error = v1.ProblemOf(err)
 			}
+			answer := v1.EdgePaused{PauseResult: r}
 			if s := e.get(id); s != nil {
-				r.State = s.snapshot().State
+				v := s.snapshot()
+				answer.State, answer.Sandbox = v.State, &v
 			}
-			d, err := document(r)
+			d, err := document(answer)
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil {

@@ -71,7 +71,9 @@ type sandbox struct {
 	lease    *time.Timer
 	renewed  time.Time // when its lease was
 	idle     *time.Timer
-	working  bool // when its guest was asked last, it worked by itself
+	ahead    *time.Timer // resumes it ahead of the call that a hint told of
+	freed    int64       // what its last pause moved out, as far as this process knows
+	working  bool        // when its guest was asked last, it worked by itself
 
 	unadopted error // why it could not be adopted yet; of who tries only
 

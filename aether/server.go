@@ -40,7 +40,7 @@ type ServerConfig struct {
 	Window       int           // credit of a new stream towards us; 0: DefaultWindow
 	MaxStreams   int           // per connection; 0: DefaultMaxStreams
 	KeepAlive    time.Duration // at most this ping period; 0: 30 s; negative: no pings
-	WriteTimeout time.Duration // for the peer to take some data; 0: 30 s
+	WriteTimeout time.Duration // for the peer to take some data; 0: 30 s; negative: no limit
 	Handshake    time.Duration // 0: 10 s
 
 	// Log is told of panics in handlers and of connections that ended with an error.

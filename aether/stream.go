@@ -91,6 +91,10 @@ func (s *Stream) Body() []byte { return s.body }
 // Principal returns what the server's Auth made of the client's token.
 func (s *Stream) Principal() any { return s.principal }
 
+// Batched tells whether the operation is one of a batch: then it has a request and a
+// response, and nothing else.
+func (s *Stream) Batched() bool { return s.c == nil }
+
 // Parse decodes the request.
 func (s *Stream) Parse(req Message) error {
 	if err := req.ParseWire(s.body); err != nil {

@@ -36,23 +36,22 @@ func (e *Edge) recover(ctx context.Context) error {
 		return err
 	}
 	e.journal = j
+	e.loadMeters()
 	for _, rec := range records {
 		e.recoverOne(ctx, rec)
 	}
+	e.meters = nil
+	// Before anything is served, so nobody is at work on what has no record.
 	for kind, b := range e.backends {
 		ids, err := b.List(ctx)
 		if err != nil {
 			return fmt.Errorf("list sandboxes of %s: %w", kind, err)
 		}
-		for _, id := range ids {
-			if e.get(id) != nil {
-				continue
-			}
-			e.cfg.Log.Warn("removing a sandbox that no record explains", "sandbox", id, "backend", kind)
-			if err := b.Delete(ctx, id); err != nil {
-				e.cfg.Log.Error("remove it", "sandbox", id, "err", err)
-			}
+		var work []func()
+		for _, id := range e.unexplained(ids) {
+			work = append(work, func() { e.reconciler.removeOrphan(id) })
 		}
+		inParallel(work)
 	}
 	return e.dropTemporaries(ctx)
 }
@@ -83,6 +82,7 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 	e.hear(s)
 	s.stood = rec.Stood + stood
 	e.countPaused("", v.State)
+	s.meter.restore(e.meters[v.ID])
 	e.mu.Lock()
 	e.sandboxes[v.ID] = s
 	if v.IdempotencyKey != "" {
@@ -133,6 +133,7 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox, handle json.RawMessage, st
 		s.instance = instance
 	}
 	s.mu.Unlock()
+	e.noteOOM(s, nil) // while nobody looked
 	e.watch(s)
 	if stood > 0 {
 		e.wg.Go(func() { e.tellStood(s, stood) })
@@ -167,10 +168,16 @@ func (e *Edge) adoptLater(s *sandbox, handle json.RawMessage, stood time.Duratio
 
 // ended records that a sandbox did not survive its edge's absence and cleans up.
 func (e *Edge) ended(ctx context.Context, s *sandbox, err error) {
-	id := s.snapshot().ID
-	e.cfg.Log.Warn("a sandbox did not survive", "sandbox", id, "err", err)
 	cause := errs.New(errs.SandboxLost, "edge.adopt", "the sandbox ended while its edge was away").Because(err)
-	cause.Node, cause.Sandbox = e.id, id
+	cause.Node, cause.Sandbox = e.id, s.snapshot().ID
+	e.fail(ctx, s, cause)
+}
+
+// fail records that nothing of a sandbox works any more, and removes what is left of it; its record stays
+// until somebody removes it. What cannot be removed now the reconciler tries again.
+func (e *Edge) fail(ctx context.Context, s *sandbox, cause *errs.Error) {
+	id := cause.Sandbox
+	e.cfg.Log.Warn("a sandbox is lost", "sandbox", id, "err", cause)
 	if terr := e.transition(s, v1.StateFailed, func(v *v1.Sandbox) {
 		now := e.cfg.Now()
 		v.EndedAt = &now
@@ -181,7 +188,9 @@ func (e *Edge) ended(ctx context.Context, s *sandbox, err error) {
 			return
 		}
 	}
-	if derr := s.backend.Delete(ctx, id); derr != nil {
+	s.stopPacks()
+	s.release(cause)
+	if derr := e.erase(ctx, s.backend, id); derr != nil {
 		e.cfg.Log.Error("clean up a lost sandbox", "sandbox", id, "err", derr)
 		return
 	}

@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -98,6 +99,10 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 	if old := e.sandboxes[req.ID]; old != nil { // the same request again
 		e.mu.Unlock()
 		return old, true, nil
+	}
+	if e.reconciler.removing[req.ID] {
+		e.mu.Unlock()
+		return nil, false, errs.New(errs.StateConflict, "edge.create", "what an earlier sandbox of this id left is being removed")
 	}
 	if err := e.admit.take(&s.share); err != nil {
 		e.mu.Unlock()
@@ -225,13 +230,16 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
-	e.noteOOM(s)
+	e.noteOOM(s, nil)
 	cause := errs.New(errs.InternalError, "guest", "the sandbox's first process died")
 	// Neither the guest's nor the node's fault, and not to be masked as such.
 	switch u, err := instance.Usage(ctx); {
 	case err != nil:
 	case u.OOMKills > 0:
 		cause = errs.New(errs.SandboxLimit, "guest", "the sandbox ran out of memory and its first process was killed").With("resource", "memory")
+		if last := s.snapshot().LastOOM; last != nil {
+			cause.With("command", last.Command).With("limit_bytes", strconv.FormatInt(last.LimitBytes, 10))
+		}
 	case u.ForksRefused > 0:
 		cause = errs.New(errs.SandboxLimit, "guest", "the sandbox's programs used up its limit of processes, and its first process could not go on").With("resource", "pids")
 	}

@@ -95,9 +95,14 @@ type Config struct {
 	FreeSpace func() (disk, memory int64)
 	// BusyTime is how long the machine's processors were busy since it started, together; nil: it is not told.
 	BusyTime func() time.Duration
+	// Shortage names what else of the machine has too little left for another sandbox, with what to do; "": nothing
+	// has. It is asked at most ten times a second. nil: nothing else is looked at.
+	Shortage func() (resource, text, advice string)
 	BootID   string // changes when the machine starts: processes do not outlive it
 	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
 	AdoptTime time.Duration
+	// ReconcileEvery is about how often records are compared with what is there; 0: 1 minute.
+	ReconcileEvery time.Duration
 }
 
 // Swap tells where paused sandboxes' memory goes.
@@ -144,12 +149,18 @@ type Edge struct {
 	usages     usages
 	room       room
 	costs      *costs
+	reconciler *reconciler
+
 	packMemory memory
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
 	temps      map[string]int // forks under way, by their image's digest
 
+	meters     map[string]metered // of an earlier process, until its sandboxes are there
+	metersKept bool               // the file has some; of the one that writes it
+
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
+	past      Totals            // of sandboxes that are gone
 	keys      map[string]string // idempotency key → id, of live sandboxes
 }
 
@@ -213,6 +224,7 @@ func (e *Edge) Close(ctx context.Context) error {
 		}
 	}
 	e.wg.Wait()
+	e.saveMeters()
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
 		s.unlimit()
@@ -263,14 +275,13 @@ func (e *Edge) Audit(ctx context.Context) (resources []backend.Resource, orphans
 			resources = append(resources, backend.Resource{Kind: "swap", Name: d.Path})
 		}
 	}
-	seen := map[string]bool{}
+	var ids []string
 	for _, r := range resources {
-		if r.Sandbox != "" && !seen[r.Sandbox] && e.get(r.Sandbox) == nil {
-			seen[r.Sandbox] = true
-			orphans = append(orphans, r.Sandbox)
+		if r.Sandbox != "" {
+			ids = append(ids, r.Sandbox)
 		}
 	}
-	return resources, orphans, nil
+	return resources, e.unexplained(ids), nil
 }
 
 func readBootID() (string, error) {

@@ -106,7 +106,7 @@ func (e *Edge) expireUnless(s *sandbox, why v1.EndReason, seen *use) {
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
 	id := s.snapshot().ID
-	e.noteOOM(s)
+	e.noteOOM(s, nil)
 	s.mu.Lock()
 	s.awake.Store(false) // whoever uses it from here on waits for mu
 	if s.began.Load() != seen.began || s.view.State != v1.StateRunning || e.stopping.Load() {

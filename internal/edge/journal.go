@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -389,6 +390,13 @@ func Emptied(dir string, now time.Time, left ...string) error {
 		}
 	}
 	return errors.Join(err, j.close())
+}
+
+// ids are those that have a record.
+func (j *journal) ids() []string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Collect(maps.Keys(j.live))
 }
 
 // removed tells whether id is one of the last that were removed, and how it ended.

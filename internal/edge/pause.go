@@ -3,7 +3,6 @@ package edge
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"dsec/aether"
@@ -449,41 +448,15 @@ func (e *Edge) serveMoves(ctx context.Context, st *aether.Stream, do func(contex
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	var mu sync.Mutex // one word at a time
-	slots := make(chan struct{}, moveParallel)
-	for _, id := range req.IDs {
-		slots <- struct{}{}
-		if ctx.Err() != nil {
-			<-slots
-			break
+	return &msg.Empty{}, tellEach(ctx, st, req.IDs, moveParallel, func(ctx context.Context, id string) v1.EdgePaused {
+		start := time.Now()
+		r, err := do(ctx, id, req.Why)
+		r.ID, r.TookMS, r.Error = id, milliseconds(time.Since(start)), v1.ProblemOf(err)
+		answer := v1.EdgePaused{PauseResult: r}
+		if s := e.get(id); s != nil {
+			v := s.snapshot()
+			answer.State, answer.Sandbox = v.State, &v
 		}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			start := time.Now()
-			r, err := do(ctx, id, req.Why)
-			r.ID, r.TookMS = id, milliseconds(time.Since(start))
-			if err != nil {
-				r.Error = v1.ProblemOf(err)
-			}
-			answer := v1.EdgePaused{PauseResult: r}
-			if s := e.get(id); s != nil {
-				v := s.snapshot()
-				answer.State, answer.Sandbox = v.State, &v
-			}
-			d, err := document(answer)
-			mu.Lock()
-			defer mu.Unlock()
-			if err == nil {
-				err = st.SendMessage(ctx, d)
-			}
-			if err != nil {
-				cancel(err) // nobody is there any more
-			}
-		})
-	}
-	wg.Wait()
-	return &msg.Empty{}, context.Cause(ctx)
+		return answer
+	})
 }

@@ -17,9 +17,6 @@ import (
 	"dsec/internal/backend"
 )
 
-// standTime is how long a guest may take nothing from its socket, since it may stand still.
-const standTime = 10 * 365 * 24 * time.Hour
-
 // next says which states may follow which. Stopping may follow all.
 var next = map[v1.State][]v1.State{
 	v1.StateCreating: {v1.StateRunning, v1.StateFailed, v1.StateStopping},
@@ -74,6 +71,9 @@ type sandbox struct {
 	ahead    *time.Timer // resumes it ahead of the call that a hint told of
 	freed    int64       // what its last pause moved out, as far as this process knows
 	working  bool        // when its guest was asked last, it worked by itself
+	oomTold  int64       // its OOM kills that watchers were told of
+
+	meter meter
 
 	unadopted error // why it could not be adopted yet; of who tries only
 
@@ -84,6 +84,7 @@ type sandbox struct {
 func newSandbox(b backend.Backend, img *v1.Image, view v1.Sandbox) *sandbox {
 	s := &sandbox{
 		backend: b, image: img, share: shareOf(&view.Spec), view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
+		oomTold: view.OOMKills,
 	}
 	s.awake.Store(view.State == v1.StateRunning)
 	s.life, s.stop = context.WithCancel(context.Background())
@@ -126,6 +127,7 @@ func (e *Edge) become(s *sandbox, to v1.State, change func(*v1.Sandbox)) error {
 		// It is so all the same: a full disk must not keep sandboxes from being removed.
 		e.cfg.Log.Error("journal a transition", "sandbox", v.ID, "to", to, "err", err)
 	}
+	e.leaves(s)
 	e.show(s, v)
 	return nil
 }
@@ -192,7 +194,9 @@ func (s *sandbox) dialGuest(ctx context.Context, standing bool) (*aether.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	c, err = aether.NewClient(ctx, conn, aether.ClientConfig{Agent: "dsec-edge", KeepAlive: -1, WriteTimeout: standTime}) // its death is seen by its socket's end
+	c, err = aether.NewClient(ctx, counted(conn, &s.meter.sent), aether.ClientConfig{
+		Agent: "dsec-edge", KeepAlive: -1, WriteTimeout: -1, // its death is seen by its socket's end; paused, it takes nothing for long
+	})
 	if err != nil {
 		e := errs.Of(errs.Wrap(errs.GuestUnreachable, "edge.connect", "handshake with the guest", err))
 		e.Sandbox = id

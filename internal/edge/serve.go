@@ -121,7 +121,7 @@ func (e *Edge) serveGet(ctx context.Context, _ *aether.Stream, r *msg.SandboxReq
 		return nil, e.absent(r.Id)
 	}
 	s.mu.Lock()
-	v, instance, stood := s.view, s.instance, s.stood
+	v, instance := s.view, s.instance
 	s.mu.Unlock()
 	if s.image != nil {
 		v.Layers = e.cfg.Images.Cache(s.image.Layers).Layers
@@ -129,10 +129,7 @@ func (e *Edge) serveGet(ctx context.Context, _ *aether.Stream, r *msg.SandboxReq
 	if instance != nil {
 		u, err := instance.Usage(ctx)
 		if err == nil {
-			if v.PausedAt != nil {
-				stood += max(0, e.cfg.Now().Sub(*v.PausedAt))
-			}
-			u.PausedSeconds = stood.Seconds()
+			s.fill(&u, e.cfg.Now())
 			v.Usage = &u
 		} else if live(s.snapshot().State) { // else it ended meanwhile
 			return nil, err
@@ -161,6 +158,8 @@ type AuditReport struct {
 	Counts    map[string]int  `json:"counts"`    // resources by kind
 	Resources []AuditResource `json:"resources"` // all of them
 	Orphans   []string        `json:"orphans"`   // ids that no record explains
+
+	Reconciled Reconciled `json:"reconciled"`
 }
 
 // AuditResource is one object and its owner.
@@ -173,7 +172,7 @@ func (e *Edge) serveAudit(ctx context.Context, _ *aether.Stream, _ *msg.Empty) (
 	if err != nil {
 		return nil, errs.Wrap(errs.InternalError, "edge.audit", "count resources", err)
 	}
-	r := AuditReport{Node: e.Node(), Counts: map[string]int{}, Orphans: orphans}
+	r := AuditReport{Node: e.Node(), Counts: map[string]int{}, Orphans: orphans, Reconciled: e.reconciler.counts()}
 	for _, x := range resources {
 		r.Counts[x.Kind]++
 		r.Resources = append(r.Resources, AuditResource{x.Kind, x.Name, x.Sandbox})

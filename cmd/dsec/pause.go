@@ -29,7 +29,7 @@ others. Those with all given labels are paused by one request, however many they
 Each id is printed once its memory is free, and in the end how much that was, on stderr. One that is
 paused already counts as done. Some that cannot be paused do not keep others from it; the exit code is 1
 then. With --json each outcome is a line: id, state, changed, freed_bytes, took_ms, error. Ctrl-C ends
-it: what is paused by then stays so.`,
+it: what has begun by then is paused all the same.`,
 		Example: `  dsec pause $id
   dsec pause --label job=train7
   dsec pause --all --json | jq -s 'map(.freed_bytes) | add'`,

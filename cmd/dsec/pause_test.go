@@ -27,7 +27,7 @@ func TestPauseResume(t *testing.T) {
 		t.Errorf("ls: %q", got)
 	}
 	if out := c.ok("inspect", id); !strings.Contains(out, "somebody asked for it") || !strings.Contains(out, "be, priority -7") || !strings.Contains(out, "10m0s, then pause") ||
-		!strings.Contains(out, "swapped out 3 MiB") || !strings.Contains(out, "12.5 GiB·s") || !strings.Contains(out, "read 4 MiB, wrote 5 MiB") || !strings.Contains(out, "1, 1m30s in all") {
+		!strings.Contains(out, "3 MiB in swap") || !strings.Contains(out, "12.5 GiB·s") || !strings.Contains(out, "4 MiB read, 5 MiB written") || !strings.Contains(out, "1, 1m30s in all") {
 		t.Errorf("%s", out)
 	}
 	if out := c.ok("node", "ls"); !strings.Contains(out, "64 MiB/8 GiB") {

@@ -95,6 +95,28 @@ type OOMCounter interface {
 	OOMKills() (int64, error)
 }
 
+// MemoryCounter is implemented by instances that can tell how much memory they have (as in Usage) at little cost.
+type MemoryCounter interface {
+	MemoryBytes() (int64, error)
+}
+
+// OOMWatcher is implemented by backends that hear at once of what was killed for want of memory, with
+// no work for sandboxes in which nothing was.
+type OOMWatcher interface {
+	// WatchOOM calls told for each process of a sandbox that was killed, one at a time, until ctx ends.
+	WatchOOM(ctx context.Context, told func(OOMKill)) error
+}
+
+// OOMKill is one process that the kernel killed for want of memory, in a sandbox as it seems: the
+// sandbox's count (OOMCounter) tells for sure.
+type OOMKill struct {
+	Sandbox     string // empty: something was killed of which no more is known; look at all
+	Command     string
+	PID         int // inside; 0: not known
+	MemoryBytes int64
+	Node        bool // the node ran out of memory, not the sandbox
+}
+
 // Pauser is implemented by instances that can stand still without memory. Its methods are called one at
 // a time, and each may be repeated: pausing what is paused, and resuming what runs, succeeds at once.
 type Pauser interface {
@@ -103,8 +125,9 @@ type Pauser interface {
 	// errs.StateConflict (a process would not stand still, retryable), errs.NotSupported (this node has no swap
 	// or no freezer), errs.RequestCanceled.
 	Pause(ctx context.Context) (Paused, error)
-	// Resume lets them run again. The guest is told for how long they stood still before it does
-	// anything else, and what it needs to serve is back in memory first; the rest is fetched behind that.
+	// Resume lets them run again; what the guest needs to serve is back in memory first, and the rest is fetched
+	// behind that. The caller has told the guest before, over a connection that it has, for how long they stood
+	// still: it reads that before anything else. stood is the same for a backend whose guests' clocks stand still too.
 	Resume(ctx context.Context, stood time.Duration) error
 }
 
@@ -145,7 +168,7 @@ type StepReport func(step string, took time.Duration)
 
 // Resource is one kernel or disk object that belongs to a sandbox.
 type Resource struct {
-	Kind    string `json:"kind"`    // process, cgroup, mount, directory, socket …
+	Kind    string `json:"kind"`    // process, cgroup, mount, directory, socket, swap …
 	Name    string `json:"name"`    // path, pid or number
 	Sandbox string `json:"sandbox"` // owner; empty: shared by the node
 }

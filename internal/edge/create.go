@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -73,6 +74,7 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, ForkOf: req.ForkOf, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
 		Steps: map[string]float64{},
 	})
+	e.hear(s)
 	s.secrets = req.SecretEnv
 	// The create outlives no caller: who went away would never learn of the sandbox.
 	var cctx context.Context
@@ -99,7 +101,11 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 		e.mu.Unlock()
 		return old, true, nil
 	}
-	if err := e.admit.take(need); err != nil {
+	if e.reconciler.removing[req.ID] {
+		e.mu.Unlock()
+		return nil, false, errs.New(errs.StateConflict, "edge.create", "what an earlier sandbox of this id left is being removed")
+	}
+	if err := e.admit.take(&s.share); err != nil {
 		e.mu.Unlock()
 		return nil, false, err
 	}
@@ -217,18 +223,21 @@ func (e *Edge) watch(s *sandbox) {
 // died records why a sandbox ended by itself and frees what it held; the record stays
 // until someone removes it.
 func (e *Edge) died(s *sandbox, instance backend.Instance) {
-	if s.snapshot().State != v1.StateRunning { // it is being removed, which is why it ended
+	if !live(s.snapshot().State) { // it is being removed, which is why it ended
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
-	e.noteOOM(s)
+	e.noteOOM(s, nil)
 	cause := errs.New(errs.InternalError, "guest", "the sandbox's first process died")
 	// Neither the guest's nor the node's fault, and not to be masked as such.
 	switch u, err := instance.Usage(ctx); {
 	case err != nil:
 	case u.OOMKills > 0:
 		cause = errs.New(errs.SandboxLimit, "guest", "the sandbox ran out of memory and its first process was killed").With("resource", "memory")
+		if last := s.snapshot().LastOOM; last != nil {
+			cause.With("command", last.Command).With("limit_bytes", strconv.FormatInt(last.LimitBytes, 10))
+		}
 	case u.ForksRefused > 0:
 		cause = errs.New(errs.SandboxLimit, "guest", "the sandbox's programs used up its limit of processes, and its first process could not go on").With("resource", "pids")
 	}

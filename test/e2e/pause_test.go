@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -215,5 +216,31 @@ func TestAJobIsPausedByOneCall(t *testing.T) {
 	shared.Fails(t, 1, "sandbox_gone", "pause", dead)
 	if table := shared.Must(t, "top", "--once", "--interval", "1s", "-n", "3", "--label", label); !strings.HasPrefix(table, "node ") || !strings.Contains(table, "and 16 more") {
 		t.Errorf("%s", table)
+	}
+}
+
+// Files of a paused sandbox are packed as it stands, and what is made of it has its spec, or with a
+// create of its own another.
+func TestForkAndSnapshotOfAPausedSandbox(t *testing.T) {
+	t.Parallel()
+	id := box(t, "--qos", "be", "--label", "test="+t.Name())
+	shared.Must(t, "exec", id, "--", "sh", "-c", "echo kept >/file")
+	pause(t, id)
+	child := shared.Must(t, "fork", id)
+	t.Cleanup(func() { bed.Remove(t, shared.Client(t).Sandbox(child)) })
+	if got := shared.Must(t, "exec", child, "--", "cat", "/file"); got != "kept" {
+		t.Errorf("%q", got)
+	}
+	if sb := bed.JSON[v1.Sandbox](t, shared, "inspect", "--json", child); sb.Spec.QoS != v1.QoSBest || sb.State != v1.StateRunning || sb.Pauses != 0 {
+		t.Errorf("child %+v", sb)
+	}
+	name := strings.ToLower(t.Name())
+	shared.Must(t, "snapshot", id, name)
+	t.Cleanup(func() { shared.Run(context.WithoutCancel(t.Context()), nil, "snapshot", "rm", name) })
+	made := shared.Must(t, "create", "--idle-ttl", "1h", "snap:"+name)
+	t.Cleanup(func() { bed.Remove(t, shared.Client(t).Sandbox(made)) })
+	sb := bed.JSON[v1.Sandbox](t, shared, "inspect", "--json", made)
+	if s := sb.Spec; s.QoS != v1.QoSLatency || s.IdleTTL != 3600 || s.OnIdle != v1.OnIdleStop || s.Labels["test"] != t.Name() {
+		t.Errorf("made of a snapshot: %+v", s)
 	}
 }

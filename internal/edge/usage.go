@@ -1,238 +1,124 @@
 package edge
 
 import (
-	"encoding/json"
-	"errors"
-	"io/fs"
-	"net"
-	"os"
+	"cmp"
+	"context"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"time"
 
+	"dsec/aether"
 	v1 "dsec/api/v1"
 	"dsec/internal/backend"
 )
 
-// Each sandbox's memory is read every meterEvery, and with every change of its state and whenever somebody asks
-// for its usage. A round is spread over that time, and pauses for meterPause at least after each meterBatch
-// sandboxes: however many there are, it takes about a hundredth of a core.
 const (
-	meterEvery = 10 * time.Second
-	meterBatch = 16
-	meterPause = 10 * time.Millisecond
+	usageParallel = 4               // sandboxes that are read at once
+	usageFresh    = time.Second     // how old a reading of all may be, at least
+	usageShare    = 4               // and at least so many times as old as it took to read
+	usageTime     = 5 * time.Second // for one reading
 )
 
-// metersFile has the meters of all sandboxes, for the next process of this node: it is written after each round
-// and at the end. What a process that was killed counted since is lost, but for the memory's integral, which
-// goes on from the last reading in the file.
-const metersFile = "usage"
-
-// meter adds up of a sandbox what no counter of the kernel does.
-type meter struct {
-	sent atomic.Int64 // bytes that its guest sent
-
-	mu       sync.Mutex
-	at       time.Time // of the last reading; zero: none yet
-	bytes    int64     // then
-	integral float64   // GiB·s until then
-	paused   float64   // seconds, without the pause that goes on
+// usages keeps the last reading of all sandboxes, so that many who look cost one reading.
+type usages struct {
+	mu   sync.Mutex // held while reading
+	last v1.NodeUsage
+	till time.Time
 }
 
-// metered is what is kept of a meter.
-type metered struct {
-	At       time.Time `json:"at"`
-	Bytes    int64     `json:"bytes"`
-	Integral float64   `json:"gib_s"`
-	Paused   float64   `json:"paused_s,omitempty"`
-	Sent     int64     `json:"sent,omitempty"`
-}
-
-// read takes a reading. Between two of them the memory is taken to have grown evenly.
-func (m *meter) read(now time.Time, bytes int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if seconds := now.Sub(m.at).Seconds(); !m.at.IsZero() && seconds > 0 {
-		m.integral += (float64(m.bytes) + float64(bytes)) / 2 / (1 << 30) * seconds
-	}
-	m.at, m.bytes = now, bytes
-}
-
-func (m *meter) addPause(d time.Duration) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.paused += max(0, d.Seconds())
-}
-
-func (m *meter) save() metered {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return metered{m.at, m.bytes, m.integral, m.paused, m.sent.Load()}
-}
-
-func (m *meter) restore(k metered) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.at, m.bytes, m.integral, m.paused = k.At, k.Bytes, k.Integral, k.Paused
-	m.sent.Store(k.Sent)
-}
-
-// fill completes the usage of a sandbox as v that its backend has read at that time.
-func (m *meter) fill(u *v1.Usage, v *v1.Sandbox, now time.Time) {
-	m.read(now, u.MemoryBytes)
-	k := m.save()
-	u.MemoryGiBSeconds, u.PausedSeconds, u.SentBytes = k.Integral, k.Paused, k.Sent
-	if v.State == v1.StatePaused && v.PausedAt != nil {
-		u.PausedSeconds += max(0, now.Sub(*v.PausedAt).Seconds())
-	}
-}
-
-// leaves tells s's meter that its state changes from that of v. With s.mu held.
-func (e *Edge) leaves(s *sandbox, v *v1.Sandbox) {
-	now := e.cfg.Now()
-	if v.State == v1.StatePaused && v.PausedAt != nil {
-		s.meter.addPause(now.Sub(*v.PausedAt))
-	}
-	e.readMemory(s, s.instance, now)
-}
-
-func (e *Edge) readMemory(s *sandbox, instance backend.Instance, now time.Time) {
-	if counter, ok := instance.(backend.MemoryCounter); ok {
-		if n, err := counter.MemoryBytes(); err == nil { // else it has ended
-			s.meter.read(now, n)
-		}
-	}
-}
-
-// meterAll reads the memory of all sandboxes, again and again, until the edge stops.
-func (e *Edge) meterAll() {
-	wait := time.NewTimer(meterEvery)
-	defer wait.Stop()
-	pause := func(d time.Duration) bool {
-		wait.Reset(d)
-		select {
-		case <-wait.C:
-			return true
-		case <-e.stop:
-			return false
-		}
-	}
-	for {
-		all := e.all()
-		batches := (len(all) + meterBatch - 1) / meterBatch
-		between := max(meterPause, meterEvery/time.Duration(max(1, batches)))
-		for i, s := range all {
-			if i%meterBatch == meterBatch-1 && !pause(between) {
-				return
-			}
-			s.mu.Lock()
-			instance := s.instance
-			s.mu.Unlock()
-			e.readMemory(s, instance, e.cfg.Now())
-		}
-		if !pause(between) {
-			return
-		}
-		e.saveMeters()
-	}
-}
-
-func (e *Edge) all() []*sandbox {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	all := make([]*sandbox, 0, len(e.sandboxes))
-	for _, s := range e.sandboxes {
-		all = append(all, s)
-	}
-	return all
-}
-
-// saveMeters tries to: what was counted is nothing to fail for.
-func (e *Edge) saveMeters() {
-	kept := map[string]metered{}
-	for _, s := range e.all() {
-		if k := s.meter.save(); k != (metered{}) {
-			kept[s.snapshot().ID] = k
-		}
-	}
-	if len(kept) == 0 && !e.metersKept {
-		return
-	}
-	b, err := json.Marshal(kept)
-	if err == nil {
-		tmp := e.path(metersFile + ".new")
-		if err = os.WriteFile(tmp, b, 0o600); err == nil {
-			err = os.Rename(tmp, e.path(metersFile))
-		}
-	}
+// serveUsage tells what sandboxes use. It reads counters of the kernel alone: no guest is asked, and
+// no paused sandbox wakes.
+func (e *Edge) serveUsage(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	req, err := asked[v1.EdgeUsage](s)
 	if err != nil {
-		e.cfg.Log.Warn("what sandboxes used cannot be kept; tried again", "err", err)
-		return
+		return nil, err
 	}
-	e.metersKept = len(kept) > 0
-}
-
-// loadMeters reads what an earlier process kept.
-func (e *Edge) loadMeters() {
-	b, err := os.ReadFile(e.path(metersFile))
-	if err == nil {
-		err = json.Unmarshal(b, &e.meters)
+	if len(req.IDs) > 0 {
+		return inParts(ctx, s, e.readUsage(ctx, req.IDs))
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		e.cfg.Log.Warn("what sandboxes used until now is lost", "err", err)
-		e.meters = nil
+	return inParts(ctx, s, e.allUsage(ctx))
+}
+
+// allUsage is a reading of all sandboxes that is fresh.
+func (e *Edge) allUsage(ctx context.Context) v1.NodeUsage {
+	u := &e.usages
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	began := e.cfg.Now()
+	if began.Before(u.till) {
+		return u.last
 	}
-	e.metersKept = len(e.meters) > 0
-}
-
-// Totals of all sandboxes that this process has had.
-type Totals struct {
-	MemoryBytes   int64 // of those there are, as last read
-	GiBSeconds    float64
-	PausedSeconds float64
-	SentBytes     int64
-}
-
-func (t *Totals) add(k metered) {
-	t.GiBSeconds += k.Integral
-	t.PausedSeconds += k.Paused
-	t.SentBytes += k.Sent
-}
-
-// Totals sums the meters up.
-func (e *Edge) Totals() Totals {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.past
-	for _, s := range e.sandboxes {
-		k := s.meter.save()
-		t.add(k)
-		t.MemoryBytes += k.Bytes
+	ids := make([]string, 0, len(e.sandboxes))
+	for id := range e.sandboxes {
+		ids = append(ids, id)
 	}
-	return t
+	e.mu.Unlock()
+	// It is for others, too, whether or not the first of them waits for it.
+	u.last = e.readUsage(context.WithoutCancel(ctx), ids)
+	now := e.cfg.Now()
+	u.till = now.Add(max(usageFresh, usageShare*now.Sub(began)))
+	return u.last
 }
 
-// countedConn counts what comes from a guest.
-type countedConn struct {
-	net.Conn
-	n *atomic.Int64
-}
-
-func (c countedConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	c.n.Add(int64(n))
-	return n, err
-}
-
-// counted is conn with its reads counted in n. It can be written to as directly as conn can.
-func counted(conn net.Conn, n *atomic.Int64) net.Conn {
-	c := countedConn{conn, n}
-	if raw, ok := conn.(syscall.Conn); ok {
-		return struct {
-			countedConn
-			syscall.Conn
-		}{c, raw}
+// readUsage reads what some sandboxes use.
+func (e *Edge) readUsage(ctx context.Context, ids []string) v1.NodeUsage {
+	ctx, cancel := context.WithTimeout(ctx, usageTime)
+	defer cancel()
+	has := e.cfg.Largest
+	out := v1.NodeUsage{
+		At: e.cfg.Now().UTC(), Items: make([]v1.SandboxUsage, len(ids)),
+		CPUMillis: cmp.Or(has.CPUMillis, e.cfg.Capacity.CPUMillis), MemoryBytes: cmp.Or(has.MemoryBytes, e.cfg.Capacity.MemoryBytes),
 	}
-	return c
+	if e.cfg.BusyTime != nil {
+		out.CPUSeconds = e.cfg.BusyTime().Seconds()
+	}
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range min(usageParallel, len(ids)) {
+		wg.Go(func() {
+			for i := range next {
+				out.Items[i] = e.usageOf(ctx, ids[i])
+			}
+		})
+	}
+	for i := range ids {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	return out
+}
+
+// usageOf reads what one sandbox uses. One that runs nothing, now or yet, has no usage.
+func (e *Edge) usageOf(ctx context.Context, id string) v1.SandboxUsage {
+	out := v1.SandboxUsage{ID: id}
+	s := e.get(id)
+	if s == nil {
+		out.Error = v1.ProblemOf(e.absent(id))
+		return out
+	}
+	s.mu.Lock()
+	v, instance := s.view, s.instance
+	s.mu.Unlock()
+	out.State = v.State
+	if instance == nil {
+		return out
+	}
+	read := instance.Usage
+	if c, ok := instance.(backend.Counter); ok {
+		read = c.Counters
+	}
+	err := ctx.Err()
+	if err == nil {
+		var u v1.Usage
+		if u, err = read(ctx); err == nil {
+			s.fill(&u, e.cfg.Now())
+			out.Usage = &u
+			return out
+		}
+	}
+	if s.snapshot().State == v.State { // else it ended meanwhile
+		out.Error = v1.ProblemOf(err)
+	}
+	return out
 }

@@ -63,6 +63,8 @@ const (
 	socketPart  = 4
 )
 
+const memoryLimitV1 = "memory.limit_in_bytes"
+
 // A memory limit alone says nothing of swap: what a group has too much would fill that of the machine.
 const (
 	swapLimitV1 = "memory.memsw.limit_in_bytes"
@@ -319,6 +321,11 @@ func (h *Hierarchy) prepare() error {
 		return h.prepareCPU()
 	}
 	h.swap, h.sockets = has(swapLimitV1), has(socketLimit)
+	if has(swappinessV1) { // groups begin with their parent's
+		if err := write(filepath.Join(h.dir("memory"), swappinessV1), "0"); err != nil {
+			return err
+		}
+	}
 	if h.sockets {
 		// No limit, but the kernel patches itself when the first group counts and when the last one
 		// that does is gone: this one is there always.
@@ -359,7 +366,7 @@ func (h *Hierarchy) Create(name string, l Limits) error {
 		if h.v2 {
 			errs = append(errs, set("memory", "memory.max", itoa(l.MemoryBytes)))
 		} else {
-			errs = append(errs, set("memory", "memory.limit_in_bytes", itoa(l.MemoryBytes)))
+			errs = append(errs, set("memory", memoryLimitV1, itoa(l.MemoryBytes)))
 			if h.sockets {
 				errs = append(errs, set("memory", socketLimit, itoa(l.MemoryBytes/socketPart)))
 			}
@@ -594,7 +601,7 @@ func (h *Hierarchy) Usage(name string) (Usage, error) {
 	u.MemoryBytes = num(read("memory", "memory.usage_in_bytes"))
 	u.PeakMemoryBytes = num(read("memory", "memory.max_usage_in_bytes"))
 	u.OOMKills = num(field(read("memory", "memory.oom_control"), "oom_kill"))
-	if h.swap { // the sum of both, read a moment later
+	if h.swap { // read after the memory alone: it is no less, unless that fell in between
 		u.SwapBytes = max(0, num(read("memory", swapUsageV1))-u.MemoryBytes)
 	}
 	return u, err

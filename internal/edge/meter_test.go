@@ -30,8 +30,6 @@ func TestMeterAddsUp(t *testing.T) {
 			t.Errorf("after %g s: %g GiB·s, want %g", r.at, got, r.want)
 		}
 	}
-	m.addPause(3 * time.Second)
-	m.addPause(-time.Second)
 	m.sent.Add(7)
 	raw, err := json.Marshal(m.save())
 	if err != nil {
@@ -41,11 +39,11 @@ func TestMeterAddsUp(t *testing.T) {
 	if err := json.Unmarshal(raw, &kept); err != nil {
 		t.Fatal(err)
 	}
-	var again meter
-	again.restore(kept)
 	since := after(14)
+	again := sandbox{stood: 3 * time.Second, view: v1.Sandbox{State: v1.StatePaused, PausedAt: &since}}
+	again.meter.restore(kept)
 	u := v1.Usage{MemoryBytes: 1 << 30}
-	again.fill(&u, &v1.Sandbox{State: v1.StatePaused, PausedAt: &since}, after(16))
+	again.fill(&u, after(16))
 	if u.MemoryGiBSeconds != 24 || u.PausedSeconds != 5 || u.SentBytes != 7 {
 		t.Errorf("%+v", u)
 	}

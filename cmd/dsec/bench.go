@@ -57,6 +57,8 @@ is killed, what it made ends within five minutes. With
 		a.benchVerb("fork", "A sandbox into many", 3, a.benchFork),
 		a.benchVerb("image", "An image of its own: import, first command of a cold one, alone and many at once, reads", 3, a.benchImage),
 		a.benchVerb("memory", "What an idle sandbox costs this machine, kernel included (overstated below 500)", 100, a.benchMemory),
+		a.benchVerb("pause", "Pauses and resumes of an idle sandbox, and of ones that touched memory", 0, a.benchPause),
+		a.benchVerb("job", "A whole job paused by one call, and as many new sandboxes meanwhile", 200, a.benchJob),
 		a.benchVerb("qos", "Steps of a sandbox of class ls beside hogs of class be, against an empty node", 0, a.benchQoS),
 		a.benchVerb("churn", "Cycles of create, command and removal, and what is left of them", 1000, a.benchChurn),
 	)
@@ -86,7 +88,7 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 	f.StringVar(&b.sf.backend, "backend", "", "kind of isolation (default container)")
 	f.Var(&b.sf.memory, "memory", "memory limit of each sandbox (default 512MiB)")
 	f.Var(&b.sf.cpu, "cpu", "CPU limit of each sandbox (default 1)")
-	b.life.add(name, cmd)
+	b.addLife(name, cmd)
 	if b.count = count; !b.life.rounds {
 		f.IntVar(&b.count, "count", count, "how many operations")
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"time"
 
@@ -26,7 +27,7 @@ const jobLabel = "bench-job"
 
 // Job makes l.N sandboxes that touch memory each, pauses all by one call, and has as many new ones do the same
 // meanwhile. With Check the first are then resumed, again by one call, when the new ones are gone.
-func Job(ctx context.Context, d DSec, p Pauser, l Load, o JobOptions) (out []Result, err error) {
+func Job(ctx context.Context, d DSec, l Load, o JobOptions) (out []Result, err error) {
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
@@ -68,7 +69,7 @@ func Job(ctx context.Context, d DSec, p Pauser, l Load, o JobOptions) (out []Res
 	}
 	o.Progress("one call pauses all", 0, 0)
 	selected := v1.PauseRequest{Labels: map[string]string{jobLabel: firsts.Spec.Labels[jobLabel]}}
-	r, err = called("pause of all by one call", d.Name(), l.N, func() ([]v1.PauseResult, error) { return p.PauseMany(ctx, selected) })
+	r, err = called("pause of all by one call", d.Name(), l.N, d.Client.PauseMany(ctx, selected))
 	if err != nil {
 		return out, err
 	}
@@ -98,7 +99,7 @@ func Job(ctx context.Context, d DSec, p Pauser, l Load, o JobOptions) (out []Res
 		return out, err
 	}
 	o.Progress("one call resumes all", 0, 0)
-	r, err = called("resume of all by one call", d.Name(), l.N, func() ([]v1.PauseResult, error) { return p.ResumeMany(ctx, selected) })
+	r, err = called("resume of all by one call", d.Name(), l.N, d.Client.ResumeMany(ctx, selected))
 	if err != nil {
 		return out, err
 	}
@@ -129,18 +130,17 @@ func touchers(ctx context.Context, d DSec, l Load, o JobOptions, b *boxes, name 
 }
 
 // called is the result of one call for n sandboxes: its latencies are those that the call says each took.
-func called(name, target string, n int, call func() ([]v1.PauseResult, error)) (Result, error) {
+func called(name, target string, n int, outcomes iter.Seq2[v1.PauseResult, error]) (Result, error) {
 	r := Result{Name: name, Target: target, Parallel: 1, Host: ReadHost()}
-	var results []v1.PauseResult
-	took, err := timed(func() (err error) { results, err = call(); return err })
-	if err != nil {
-		return r, fmt.Errorf("%s: %w", name, err)
-	}
-	r.Seconds = took.Seconds()
 	var w worker
-	for _, x := range results {
+	start := time.Now()
+	for x, err := range outcomes {
+		if err != nil {
+			return r, fmt.Errorf("%s: %w", name, err)
+		}
 		w.note(time.Duration(x.TookMS*float64(time.Millisecond)), x.Error.Err())
 	}
+	r.Seconds = time.Since(start).Seconds()
 	r.sum([]worker{w})
 	if r.N != n {
 		return r, fmt.Errorf("%s: %d outcomes for %d sandboxes", name, r.N, n)

@@ -1,53 +1,17 @@
 package bench_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 	"dsec/internal/bench"
-	"dsec/internal/clienttest"
 )
-
-// pauser keeps which sandboxes of a fake server are paused.
-type pauser struct {
-	s    *clienttest.Server
-	mu   sync.Mutex
-	log  []string
-	fail error
-}
-
-func (p *pauser) all(what string, req v1.PauseRequest) (out []v1.PauseResult, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	ids := req.IDs
-	if len(ids) == 0 {
-		ids = p.s.Sandboxes()
-		what += " by label"
-	}
-	p.log = append(p.log, what)
-	time.Sleep(time.Millisecond) // as something that took time
-	for _, id := range ids {
-		out = append(out, v1.PauseResult{ID: id, Changed: true, TookMS: 2, Error: v1.ProblemOf(p.fail)})
-	}
-	return out, nil
-}
-
-func (p *pauser) PauseMany(_ context.Context, req v1.PauseRequest) ([]v1.PauseResult, error) {
-	return p.all("pause", req)
-}
-
-func (p *pauser) ResumeMany(_ context.Context, req v1.PauseRequest) ([]v1.PauseResult, error) {
-	return p.all("resume", req)
-}
 
 func names(results []bench.Result) (out []string) {
 	for _, r := range results {
@@ -59,8 +23,7 @@ func names(results []bench.Result) (out []string) {
 func TestPause(t *testing.T) {
 	t.Parallel()
 	s, d := dsec(t)
-	p := &pauser{s: s}
-	res, err := bench.Pause(t.Context(), d, p, bench.PauseOptions{Idle: 4, Rounds: 2, Touched: 1 << 20})
+	res, err := bench.Pause(t.Context(), d, bench.PauseOptions{Idle: 4, Rounds: 2, Touched: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,34 +40,26 @@ func TestPause(t *testing.T) {
 	if _, ok := res[4].Extra["freed_percent_least"]; !ok {
 		t.Errorf("%+v", res[4])
 	}
-	// Every other time the command itself wakes it.
-	if got := strings.Join(p.log, " "); got != "pause resume pause pause resume pause pause resume pause" {
-		t.Error(got)
-	}
 	clean(t, s)
-	p.fail = errs.New(errs.SwapFull, "test", "no room")
-	if res, err = bench.Pause(t.Context(), d, p, bench.PauseOptions{Idle: 4}); !errors.Is(err, errs.SwapFull) || len(res) != 1 || res[0].Errors != 1 {
+	s.Fail("POST /v1/sandboxes/{id}/pause", 1, errs.New(errs.SwapFull, "test", "no room"))
+	if res, err = bench.Pause(t.Context(), d, bench.PauseOptions{Idle: 4}); !errors.Is(err, errs.SwapFull) || len(res) != 1 || res[0].Errors != 1 {
 		t.Errorf("%+v, %v", res, err)
 	}
 	clean(t, s)
 }
 
-// spoiler changes what a sandbox remembers of its memory while it is paused.
-type spoiler struct{ *pauser }
-
-func (p spoiler) ResumeMany(ctx context.Context, req v1.PauseRequest) ([]v1.PauseResult, error) {
-	for _, id := range p.s.Sandboxes() {
-		if err := os.WriteFile(filepath.Join(p.s.Root(id), "tmp/bench-touch/before"), []byte("another\n"), 0o600); err != nil {
-			return nil, err
-		}
-	}
-	return p.pauser.ResumeMany(ctx, req)
-}
-
+// What a sandbox remembers of its memory changes while it is paused.
 func TestPauseComparesMemory(t *testing.T) {
 	t.Parallel()
 	s, d := dsec(t)
-	_, err := bench.Pause(t.Context(), d, spoiler{&pauser{s: s}}, bench.PauseOptions{Rounds: 1, Touched: 1 << 20})
+	s.Before("POST /v1/sandboxes/{id}/resume", func() {
+		for _, id := range s.Sandboxes() {
+			if err := os.WriteFile(filepath.Join(s.Root(id), "tmp/bench-touch/before"), []byte("another\n"), 0o600); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	_, err := bench.Pause(t.Context(), d, bench.PauseOptions{Rounds: 1, Touched: 1 << 20})
 	if err == nil || !strings.Contains(err.Error(), "memory after a pause is not what it was before") {
 		t.Error(err)
 	}
@@ -114,9 +69,8 @@ func TestPauseComparesMemory(t *testing.T) {
 func TestJob(t *testing.T) {
 	t.Parallel()
 	s, d := dsec(t)
-	p := &pauser{s: s}
 	free := int64(0)
-	res, err := bench.Job(t.Context(), d, p, bench.Load{N: 3, Parallel: 2}, bench.JobOptions{
+	res, err := bench.Job(t.Context(), d, bench.Load{N: 3, Parallel: 2}, bench.JobOptions{
 		Touched: 1 << 20, Check: true, Available: func() (int64, error) { free += 3 << 20; return free, nil },
 	})
 	if err != nil {
@@ -133,11 +87,14 @@ func TestJob(t *testing.T) {
 		check(t, res[i], want[i], 3, 0)
 	}
 	pause := res[1]
-	if pause.Latency.P50 != 2 || pause.Extra["MemAvailable_back_percent_of_touched"] != 100 || pause.Extra["memory_before_MiB"] != 3 || pause.Extra["memory_back_percent"] != 0 {
+	if pause.Latency.P50 != 1 || pause.Extra["MemAvailable_back_percent_of_touched"] != 100 || pause.Extra["memory_before_MiB"] != 3 || pause.Extra["memory_back_percent"] != 0 {
 		t.Errorf("%+v", pause)
 	}
-	if got := strings.Join(p.log, ", "); got != "pause by label, resume by label" {
-		t.Error(got)
+	clean(t, s)
+	s.Fail("one of turn", 1, errs.New(errs.SwapFull, "test", "no room"))
+	res, err = bench.Job(t.Context(), d, bench.Load{N: 2, Parallel: 2}, bench.JobOptions{Touched: 1 << 20})
+	if err != nil || len(res) != 5 || res[1].Errors != 1 || res[1].OK != 1 {
+		t.Errorf("%+v, %v", res, err)
 	}
 	clean(t, s)
 }

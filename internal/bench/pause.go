@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"time"
-
-	v1 "dsec/api/v1"
 )
 
 // PauseOptions says what Pause measures.
@@ -30,7 +28,7 @@ type pauseTimes struct {
 // Pause measures pauses of an idle sandbox and of one that touched memory: the pause itself, a resume until
 // the first command is answered, and, in turn, a command that finds the sandbox paused. Memory that was touched is
 // compared afterwards.
-func Pause(ctx context.Context, d DSec, p Pauser, o PauseOptions) ([]Result, error) {
+func Pause(ctx context.Context, d DSec, o PauseOptions) ([]Result, error) {
 	if o.Idle < 0 || o.Rounds < 0 || o.Idle+o.Rounds == 0 || o.Rounds > 0 && o.Touched < 1 {
 		return nil, errors.New("pause needs rounds, and bytes to touch in those that do")
 	}
@@ -38,7 +36,7 @@ func Pause(ctx context.Context, d DSec, p Pauser, o PauseOptions) ([]Result, err
 	var out []Result
 	if o.Idle > 0 {
 		var t pauseTimes
-		err := t.idle(ctx, d, p, o)
+		err := t.idle(ctx, d, o)
 		out = append(out, t.results("idle", d.Name())...)
 		if err != nil {
 			return out, err
@@ -47,7 +45,7 @@ func Pause(ctx context.Context, d DSec, p Pauser, o PauseOptions) ([]Result, err
 	var t pauseTimes
 	for n := range o.Rounds {
 		o.Progress("sandboxes with touched memory", int64(n), int64(o.Rounds))
-		if err := t.touched(ctx, d, p, o, n); err != nil {
+		if err := t.touched(ctx, d, o, n); err != nil {
 			return out, err
 		}
 	}
@@ -57,7 +55,7 @@ func Pause(ctx context.Context, d DSec, p Pauser, o PauseOptions) ([]Result, err
 	return out, nil
 }
 
-func (t *pauseTimes) idle(ctx context.Context, d DSec, p Pauser, o PauseOptions) (err error) {
+func (t *pauseTimes) idle(ctx context.Context, d DSec, o PauseOptions) (err error) {
 	b, err := fill(ctx, d, 1, 1)
 	if err != nil {
 		return err
@@ -68,7 +66,7 @@ func (t *pauseTimes) idle(ctx context.Context, d DSec, p Pauser, o PauseOptions)
 	}
 	for n := range o.Idle {
 		o.Progress("pauses of an idle one", int64(n), int64(o.Idle))
-		if err := t.once(ctx, d, p, b.all[0].(dsecBox), n%2 == 1); err != nil {
+		if err := t.once(ctx, d, b.all[0].(dsecBox), n%2 == 1); err != nil {
 			return err
 		}
 		select {
@@ -80,7 +78,7 @@ func (t *pauseTimes) idle(ctx context.Context, d DSec, p Pauser, o PauseOptions)
 	return nil
 }
 
-func (t *pauseTimes) touched(ctx context.Context, d DSec, p Pauser, o PauseOptions, n int) (err error) {
+func (t *pauseTimes) touched(ctx context.Context, d DSec, o PauseOptions, n int) (err error) {
 	d.Spec.MemoryBytes = room(d.Spec.MemoryBytes, o.Touched)
 	b, err := fill(ctx, d, 1, 1)
 	if err != nil {
@@ -91,7 +89,7 @@ func (t *pauseTimes) touched(ctx context.Context, d DSec, p Pauser, o PauseOptio
 	if err := touch(ctx, box.sb, o.Touched); err != nil {
 		return err
 	}
-	if err := t.once(ctx, d, p, box, n%2 == 1); err != nil {
+	if err := t.once(ctx, d, box, n%2 == 1); err != nil {
 		return err
 	}
 	return intact(ctx, box.sb)
@@ -99,13 +97,12 @@ func (t *pauseTimes) touched(ctx context.Context, d DSec, p Pauser, o PauseOptio
 
 // once pauses and resumes a sandbox, by a resume or by the command itself. An error that the
 // operations gave is counted; one is returned if nothing further makes sense.
-func (t *pauseTimes) once(ctx context.Context, d DSec, p Pauser, box dsecBox, wake bool) error {
-	req := v1.PauseRequest{IDs: []string{box.sb.ID()}}
+func (t *pauseTimes) once(ctx context.Context, d DSec, box dsecBox, wake bool) error {
 	before, err := memoryOf(ctx, d.Client, []Box{box})
 	if err != nil {
 		return err
 	}
-	took, err := timed(func() error { _, err := first(p.PauseMany(ctx, req)); return err })
+	took, err := timed(func() error { _, err := box.sb.Pause(ctx); return err })
 	t.pause.note(took, err)
 	if err != nil {
 		return fmt.Errorf("pause: %w", err)
@@ -117,7 +114,7 @@ func (t *pauseTimes) once(ctx context.Context, d DSec, p Pauser, box dsecBox, wa
 	t.freed, t.bytes = append(t.freed, percent(before, after)), append(t.bytes, float64(before-after))
 	start := time.Now()
 	if !wake {
-		took, err := timed(func() error { _, err := first(p.ResumeMany(ctx, req)); return err })
+		took, err := timed(func() error { _, err := box.sb.Resume(ctx); return err })
 		t.resume.note(took, err)
 		if err != nil {
 			return fmt.Errorf("resume: %w", err)

@@ -5,26 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	v1 "dsec/api/v1"
 	"dsec/client"
 )
-
-// Pauser pauses and resumes the sandboxes that a request selects; their outcomes are one by one.
-type Pauser interface {
-	PauseMany(ctx context.Context, req v1.PauseRequest) ([]v1.PauseResult, error)
-	ResumeMany(ctx context.Context, req v1.PauseRequest) ([]v1.PauseResult, error)
-}
-
-// first is the outcome of the one sandbox that was selected.
-func first(results []v1.PauseResult, err error) (v1.PauseResult, error) {
-	switch {
-	case err != nil:
-		return v1.PauseResult{}, err
-	case len(results) != 1:
-		return v1.PauseResult{}, fmt.Errorf("%d outcomes for one sandbox", len(results))
-	}
-	return results[0], results[0].Error.Err()
-}
 
 // touchDir is where, below touchBase, a sandbox that touched memory keeps the sums of it.
 const (

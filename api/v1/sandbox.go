@@ -140,6 +140,7 @@ type Sandbox struct {
 	Error       *Problem           `json:"error,omitempty" doc:"Cause of failed or lost."`
 	EndReason   EndReason          `json:"end_reason,omitempty" enum:"request,ttl,lease,idle,evicted" doc:"Why it is or was removed: somebody asked, it reached max_ttl_s, nobody renewed its lease, nobody used it for idle_ttl_s, or its node was short of memory."`
 	OOMKills    int64              `json:"oom_kills,omitempty" doc:"Processes that its memory limit has killed, as far as was noticed; usage has the present count."`
+	LastOOM     *OOMKill           `json:"last_oom,omitempty" doc:"The last of these of which more than the number is known."`
 	CreateMS    float64            `json:"create_ms,omitempty" doc:"Time the edge took to create it, milliseconds."`
 	Steps       map[string]float64 `json:"steps_ms,omitempty" doc:"Time of each step of the create, milliseconds."`
 	Layers      []LayerCache       `json:"layers,omitempty" doc:"What its node has of its image. Only in the answer for one sandbox."`
@@ -147,6 +148,15 @@ type Sandbox struct {
 
 	// IdempotencyKey is the create's key, kept so that it holds over a restart.
 	IdempotencyKey string `json:"idempotency_key,omitempty"`
+}
+
+// OOMKill is one process of a sandbox that the kernel killed for want of memory.
+type OOMKill struct {
+	Time        time.Time `json:"time"`
+	Command     string    `json:"command" doc:"Name of the process as the kernel has it, its first 15 bytes."`
+	PID         int       `json:"pid,omitempty" doc:"Its number in the sandbox; 0: it was gone before that was known."`
+	MemoryBytes int64     `json:"memory_bytes" doc:"That it had."`
+	LimitBytes  int64     `json:"limit_bytes,omitempty" doc:"The sandbox's memory limit, which it met. 0: the node ran out of memory."`
 }
 
 // Usage of a sandbox, read from its cgroup, and what it used of its node's cache of image data. A

@@ -309,10 +309,26 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 			{"oom kills", strconv.FormatInt(u.OOMKills, 10)},
 		}...)
 	}
+	if o := sb.LastOOM; o != nil {
+		rows = append(rows, []string{"last oom kill", victim(*o) + ", " + o.Time.UTC().Format(time.RFC3339)})
+	}
 	if sb.Error != nil {
 		rows = append(rows, []string{"error", sb.Error.Error()})
 	}
 	return rows
+}
+
+// victim names a process that was killed for want of memory, and what it met.
+func victim(o v1.OOMKill) string {
+	text := printable(o.Command)
+	if o.PID > 0 {
+		text += fmt.Sprintf(" (pid %d)", o.PID)
+	}
+	text += " with " + size(o.MemoryBytes)
+	if o.LimitBytes == 0 {
+		text += ", since the node ran out of memory"
+	}
+	return text
 }
 
 func stamp(t, now time.Time) string {

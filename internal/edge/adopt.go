@@ -133,6 +133,7 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox, handle json.RawMessage, st
 		s.instance = instance
 	}
 	s.mu.Unlock()
+	e.noteOOM(s, nil) // while nobody looked
 	e.watch(s)
 	if stood > 0 {
 		e.wg.Go(func() { e.tellStood(s, stood) })

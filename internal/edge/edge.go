@@ -94,6 +94,9 @@ type Config struct {
 	FreeSpace func() (disk, memory int64)
 	// BusyTime is how long the machine's processors were busy since it started, together; nil: it is not told.
 	BusyTime func() time.Duration
+	// Shortage names what else of the machine has too little left for another sandbox, with what to do; "": nothing
+	// has. It is asked at most ten times a second. nil: nothing else is looked at.
+	Shortage func() (resource, text, advice string)
 	BootID   string // changes when the machine starts: processes do not outlive it
 	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
 	AdoptTime time.Duration

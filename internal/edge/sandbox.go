@@ -67,6 +67,7 @@ type sandbox struct {
 	expiry   *time.Timer
 	lease    *time.Timer
 	renewed  time.Time // when its lease was
+	oomTold  int64     // its OOM kills that watchers were told of
 
 	meter meter
 
@@ -79,6 +80,7 @@ type sandbox struct {
 func newSandbox(b backend.Backend, img *v1.Image, need v1.Resources, view v1.Sandbox) *sandbox {
 	s := &sandbox{
 		backend: b, image: img, share: share{need: need}, view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
+		oomTold: view.OOMKills,
 	}
 	s.awake.Store(view.State == v1.StateRunning)
 	s.life, s.stop = context.WithCancel(context.Background())

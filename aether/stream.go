@@ -54,6 +54,8 @@ type Stream struct {
 	end     *item // client: the END frame
 	err     *errs.Error
 	peer    *Stream // the other half of a relayed stream
+	touch   func()  // those of the Relay; of the client's half
+	done    func()
 	ready   chan struct{}
 	funded  chan struct{} // closed when credit arrives; nil when nobody waits
 }

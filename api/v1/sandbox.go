@@ -172,6 +172,36 @@ type Usage struct {
 	ImageFetchedBytes int64   `json:"image_fetched_bytes" doc:"Of its image's data, uncompressed, that were fetched from the object store because it was the first to ask, and ahead of its reads. What is fetched to warm an image, or since earlier starts read it, counts for no sandbox."`
 }
 
+// SandboxUsage is what one of several sandboxes uses, or why it cannot be read.
+type SandboxUsage struct {
+	ID          string            `json:"id"`
+	Node        string            `json:"node,omitempty"`
+	State       State             `json:"state,omitempty"`
+	QoS         QoS               `json:"qos,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	CPUMillis   int64             `json:"cpu_millis,omitempty" doc:"Its limit."`
+	MemoryBytes int64             `json:"memory_bytes,omitempty" doc:"Its limit."`
+	Usage       *Usage            `json:"usage,omitempty" doc:"Without disk_bytes, which the answer for one sandbox has."`
+	Error       *Problem          `json:"error,omitempty"`
+}
+
+// NodeUsage is what a node and its sandboxes use at a moment.
+type NodeUsage struct {
+	Node        Node           `json:"node"`
+	At          time.Time      `json:"at" doc:"When it was read."`
+	CPUMillis   int64          `json:"cpu_millis" doc:"That the machine has."`
+	CPUSeconds  float64        `json:"cpu_seconds" doc:"That its processors were busy since it started, whoever kept them so."`
+	MemoryBytes int64          `json:"memory_bytes" doc:"That the machine has."`
+	Items       []SandboxUsage `json:"items"`
+	Error       *Problem       `json:"error,omitempty" doc:"Why it cannot be read; the items are then without usage."`
+}
+
+// UsageList is what sandboxes use, by their nodes.
+type UsageList struct {
+	Nodes   []NodeUsage    `json:"nodes"`
+	Unknown []SandboxUsage `json:"unknown,omitempty" doc:"Ids that were asked for and belong to no node, with the cause."`
+}
+
 // SandboxList is a page of sandboxes and the revision it was read at.
 type SandboxList struct {
 	Revision uint64    `json:"revision" doc:"Watch events from here to miss nothing."`

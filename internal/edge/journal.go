@@ -27,7 +27,8 @@ import (
 type record struct {
 	Sandbox v1.Sandbox      `json:"sandbox"`
 	Image   *v1.Image       `json:"image,omitempty"`
-	Handle  json.RawMessage `json:"handle,omitempty"` // the backend's, once it runs
+	Handle  json.RawMessage `json:"handle,omitempty"`   // the backend's, once it runs
+	Stood   time.Duration   `json:"stood_ns,omitempty"` // that it was paused, added up, without the pause that goes on
 	Removed bool            `json:"removed,omitempty"`
 	Gone    []string        `json:"gone,omitempty"` // what was removed, as goneText writes it: this one, or many in a line of their own
 }

@@ -33,6 +33,7 @@ type Limits struct {
 type Usage struct {
 	CPU             time.Duration
 	MemoryBytes     int64
+	SwapBytes       int64
 	PeakMemoryBytes int64
 	PIDs            int64
 	OOMKills        int64
@@ -61,6 +62,8 @@ const (
 	socketLimit = "memory.kmem.tcp.limit_in_bytes"
 	socketPart  = 4
 )
+
+const memoryLimitV1 = "memory.limit_in_bytes"
 
 // A memory limit alone says nothing of swap: what a group has too much would fill that of the machine.
 const (
@@ -310,6 +313,11 @@ func (h *Hierarchy) prepare() error {
 		return write(filepath.Join(h.dir("cpu"), "cpu.weight"), itoa(min(weightPerCPU*cpus, maxWeight)))
 	}
 	h.swap, h.sockets = has(swapLimitV1), has(socketLimit)
+	if has(swappinessV1) { // groups begin with their parent's
+		if err := write(filepath.Join(h.dir("memory"), swappinessV1), "0"); err != nil {
+			return err
+		}
+	}
 	if h.sockets {
 		// No limit, but the kernel patches itself when the first group counts and when the last one
 		// that does is gone: this one is there always.
@@ -356,7 +364,7 @@ func (h *Hierarchy) Create(name string, l Limits) error {
 		if h.v2 {
 			errs = append(errs, set("memory", "memory.max", itoa(l.MemoryBytes)))
 		} else {
-			errs = append(errs, set("memory", "memory.limit_in_bytes", itoa(l.MemoryBytes)))
+			errs = append(errs, set("memory", memoryLimitV1, itoa(l.MemoryBytes)))
 			if h.sockets {
 				errs = append(errs, set("memory", socketLimit, itoa(l.MemoryBytes/socketPart)))
 			}
@@ -564,6 +572,9 @@ func (h *Hierarchy) Usage(name string) (Usage, error) {
 		if err != nil {
 			return u, err
 		}
+		if h.swap {
+			u.SwapBytes = num(read("memory", swapUsedV2))
+		}
 		u.PeakMemoryBytes = num(read("memory", "memory.peak")) // kernel 5.19
 		return u, nil
 	}
@@ -571,6 +582,9 @@ func (h *Hierarchy) Usage(name string) (Usage, error) {
 	u.MemoryBytes = num(read("memory", "memory.usage_in_bytes"))
 	u.PeakMemoryBytes = num(read("memory", "memory.max_usage_in_bytes"))
 	u.OOMKills = num(field(read("memory", "memory.oom_control"), "oom_kill"))
+	if h.swap { // read after the memory alone: it is no less, unless that fell in between
+		u.SwapBytes = max(0, num(read("memory", sumUsedV1))-u.MemoryBytes)
+	}
 	return u, err
 }
 

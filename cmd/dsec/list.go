@@ -301,16 +301,34 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 	if u := sb.Usage; u != nil {
 		rows = append(rows, [][]string{
 			{"cpu used", fmt.Sprintf("%.2f s", u.CPUSeconds)},
-			{"memory", fmt.Sprintf("%s, peak %s", size(u.MemoryBytes), size(u.PeakMemoryBytes))},
+			{"memory", fmt.Sprintf("%s, peak %s; %s in swap; %.1f GiB·s so far", size(u.MemoryBytes), size(u.PeakMemoryBytes), size(u.SwapBytes), u.MemoryGiBSeconds)},
 			{"processes", strconv.FormatInt(u.Processes, 10)}, {"disk written", size(u.DiskBytes)},
+			{"disks", fmt.Sprintf("%s read, %s written", size(u.IOReadBytes), size(u.IOWrittenBytes))},
+			{"sent", size(u.SentBytes)},
 			{"image read", fmt.Sprintf("%s from the node's cache, %s of it waited for (%.2f s); %s fetched", size(u.ImageReadBytes), size(u.ImageWaitedBytes), u.ImageWaitSeconds, size(u.ImageFetchedBytes))},
 			{"oom kills", strconv.FormatInt(u.OOMKills, 10)},
 		}...)
+	}
+	if o := sb.LastOOM; o != nil {
+		rows = append(rows, []string{"last oom kill", victim(*o) + ", " + o.Time.UTC().Format(time.RFC3339)})
 	}
 	if sb.Error != nil {
 		rows = append(rows, []string{"error", sb.Error.Error()})
 	}
 	return rows
+}
+
+// victim names a process that was killed for want of memory, and what it met.
+func victim(o v1.OOMKill) string {
+	text := printable(o.Command)
+	if o.PID > 0 {
+		text += fmt.Sprintf(" (pid %d)", o.PID)
+	}
+	text += " with " + size(o.MemoryBytes)
+	if o.LimitBytes == 0 {
+		text += ", since the node ran out of memory"
+	}
+	return text
 }
 
 func stamp(t, now time.Time) string {

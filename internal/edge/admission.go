@@ -20,6 +20,7 @@ type admission struct {
 	largest  v1.Resources // of one sandbox; 0: as capacity
 	reserve  Reserve
 	free     func() (disk, memory int64)
+	other    func() (resource, text, advice string) // Config.Shortage
 	now      func() time.Time
 
 	mu       sync.Mutex
@@ -117,6 +118,10 @@ func (a *admission) look() {
 		a.shortage = full("free_memory", fmt.Sprintf("%d MiB are free and the node keeps %d", a.memory>>20, a.reserve.MemoryBytes>>20))
 	case a.disk < a.reserve.DiskBytes:
 		a.shortage = full("free_disk", fmt.Sprintf("%d MiB are free and the node keeps %d", a.disk>>20, a.reserve.DiskBytes>>20))
+	case a.other != nil:
+		if resource, text, advice := a.other(); resource != "" {
+			a.shortage = full(resource, text).Advise(advice)
+		}
 	}
 }
 

@@ -36,9 +36,11 @@ func (e *Edge) recover(ctx context.Context) error {
 		return err
 	}
 	e.journal = j
+	e.loadMeters()
 	for _, rec := range records {
 		e.recoverOne(ctx, rec)
 	}
+	e.meters = nil
 	// Before anything is served, so nobody is at work on what has no record.
 	for kind, b := range e.backends {
 		ids, err := b.List(ctx)
@@ -80,6 +82,7 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 	e.hear(s)
 	s.stood = rec.Stood + stood
 	e.countPaused("", v.State)
+	s.meter.restore(e.meters[v.ID])
 	e.mu.Lock()
 	e.sandboxes[v.ID] = s
 	if v.IdempotencyKey != "" {
@@ -130,6 +133,7 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox, handle json.RawMessage, st
 		s.instance = instance
 	}
 	s.mu.Unlock()
+	e.noteOOM(s, nil) // while nobody looked
 	e.watch(s)
 	if stood > 0 {
 		e.wg.Go(func() { e.tellStood(s, stood) })

@@ -85,18 +85,18 @@ func TestManyAreRemovedByOneCall(t *testing.T) {
 	}
 }
 
-// metered has counters that count how often they are read.
-type metered struct {
+// measured has counters that count how often they are read.
+type measured struct {
 	backend.Backend
 	reads atomic.Int64
 }
 
 type meteredInstance struct {
 	backend.Instance
-	m *metered
+	m *measured
 }
 
-func (m *metered) Create(ctx context.Context, spec backend.Spec, r backend.StepReport) (backend.Instance, error) {
+func (m *measured) Create(ctx context.Context, spec backend.Spec, r backend.StepReport) (backend.Instance, error) {
 	i, err := m.Backend.Create(ctx, spec, r)
 	if err != nil {
 		return nil, err
@@ -113,7 +113,7 @@ func TestUsageOfManyIsReadOnce(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.largest = v1.Resources{CPUMillis: 2000, MemoryBytes: 24 << 30}
-	m := &metered{}
+	m := &measured{}
 	b.wrap = func(be backend.Backend) backend.Backend { m.Backend = be; return m }
 	e := b.start()
 	c := b.control(e)

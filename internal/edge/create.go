@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -227,13 +228,16 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
-	e.noteOOM(s)
+	e.noteOOM(s, nil)
 	cause := errs.New(errs.InternalError, "guest", "the sandbox's first process died")
 	// Neither the guest's nor the node's fault, and not to be masked as such.
 	switch u, err := instance.Usage(ctx); {
 	case err != nil:
 	case u.OOMKills > 0:
 		cause = errs.New(errs.SandboxLimit, "guest", "the sandbox ran out of memory and its first process was killed").With("resource", "memory")
+		if last := s.snapshot().LastOOM; last != nil {
+			cause.With("command", last.Command).With("limit_bytes", strconv.FormatInt(last.LimitBytes, 10))
+		}
 	case u.ForksRefused > 0:
 		cause = errs.New(errs.SandboxLimit, "guest", "the sandbox's programs used up its limit of processes, and its first process could not go on").With("resource", "pids")
 	}

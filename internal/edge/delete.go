@@ -43,7 +43,7 @@ func (e *Edge) remove(ctx context.Context, id string, why v1.EndReason) (*sandbo
 	if s == nil {
 		return nil, e.absent(id)
 	}
-	e.noteOOM(s)
+	e.noteOOM(s, nil)
 	return s, e.end(ctx, s, why)
 }
 
@@ -120,6 +120,7 @@ func (e *Edge) forget(s *sandbox) {
 		return
 	}
 	delete(e.sandboxes, v.ID)
+	e.past.add(s, e.cfg.Now())
 	if e.keys[v.IdempotencyKey] == v.ID {
 		delete(e.keys, v.IdempotencyKey)
 	}

@@ -94,6 +94,9 @@ type Config struct {
 	FreeSpace func() (disk, memory int64)
 	// BusyTime is how long the machine's processors were busy since it started, together; nil: it is not told.
 	BusyTime func() time.Duration
+	// Shortage names what else of the machine has too little left for another sandbox, with what to do; "": nothing
+	// has. It is asked at most ten times a second. nil: nothing else is looked at.
+	Shortage func() (resource, text, advice string)
 	BootID   string // changes when the machine starts: processes do not outlive it
 	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
 	AdoptTime time.Duration
@@ -142,15 +145,19 @@ type Edge struct {
 	createsOK, createsFailed atomic.Int64
 	creates, moves           sync.WaitGroup // added to under mu, unless stopping
 
+	usages     usages
 	reconciler *reconciler
 
-	usages     usages
 	packMemory memory
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
 	temps      map[string]int // forks under way, by their image's digest
 
+	meters     map[string]metered // of an earlier process, until its sandboxes are there
+	metersKept bool               // the file has some; of the one that writes it
+
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
+	past      Totals            // of sandboxes that are gone
 	keys      map[string]string // idempotency key → id, of live sandboxes
 }
 
@@ -214,6 +221,7 @@ func (e *Edge) Close(ctx context.Context) error {
 		}
 	}
 	e.wg.Wait()
+	e.saveMeters()
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
 		s.unlimit()

@@ -67,6 +67,9 @@ type sandbox struct {
 	expiry   *time.Timer
 	lease    *time.Timer
 	renewed  time.Time // when its lease was
+	oomTold  int64     // its OOM kills that watchers were told of
+
+	meter meter
 
 	unadopted error // why it could not be adopted yet; of who tries only
 
@@ -77,6 +80,7 @@ type sandbox struct {
 func newSandbox(b backend.Backend, img *v1.Image, need v1.Resources, view v1.Sandbox) *sandbox {
 	s := &sandbox{
 		backend: b, image: img, share: share{need: need}, view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
+		oomTold: view.OOMKills,
 	}
 	s.awake.Store(view.State == v1.StateRunning)
 	s.life, s.stop = context.WithCancel(context.Background())
@@ -119,6 +123,7 @@ func (e *Edge) become(s *sandbox, to v1.State, change func(*v1.Sandbox)) error {
 		// It is so all the same: a full disk must not keep sandboxes from being removed.
 		e.cfg.Log.Error("journal a transition", "sandbox", v.ID, "to", to, "err", err)
 	}
+	e.leaves(s)
 	e.show(s, v)
 	return nil
 }
@@ -185,7 +190,7 @@ func (s *sandbox) dialGuest(ctx context.Context, standing bool) (*aether.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	c, err = aether.NewClient(ctx, conn, aether.ClientConfig{
+	c, err = aether.NewClient(ctx, counted(conn, &s.meter.sent), aether.ClientConfig{
 		Agent: "dsec-edge", KeepAlive: -1, WriteTimeout: -1, // its death is seen by its socket's end; paused, it takes nothing for long
 	})
 	if err != nil {

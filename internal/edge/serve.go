@@ -120,7 +120,7 @@ func (e *Edge) serveGet(ctx context.Context, _ *aether.Stream, r *msg.SandboxReq
 		return nil, e.absent(r.Id)
 	}
 	s.mu.Lock()
-	v, instance, stood := s.view, s.instance, s.stood
+	v, instance := s.view, s.instance
 	s.mu.Unlock()
 	if s.image != nil {
 		v.Layers = e.cfg.Images.Cache(s.image.Layers).Layers
@@ -128,10 +128,7 @@ func (e *Edge) serveGet(ctx context.Context, _ *aether.Stream, r *msg.SandboxReq
 	if instance != nil {
 		u, err := instance.Usage(ctx)
 		if err == nil {
-			if v.PausedAt != nil {
-				stood += max(0, e.cfg.Now().Sub(*v.PausedAt))
-			}
-			u.PausedSeconds = stood.Seconds()
+			s.fill(&u, e.cfg.Now())
 			v.Usage = &u
 		} else if live(s.snapshot().State) { // else it ended meanwhile
 			return nil, err

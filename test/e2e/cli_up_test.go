@@ -281,7 +281,7 @@ func TestAuditTellsWhoseThingsAre(t *testing.T) {
 			t.Fatalf("%v, exit code %d: %s%s", err, r.Code, r.Stdout, r.Stderr)
 		}
 		rep.Leaks = slices.DeleteFunc(rep.Leaks, func(i item) bool {
-			ours := strings.HasPrefix(i.Sandbox, id[:1+v1.NodeIDLen]) || strings.Contains(i.Name, b.Data+"/") || filepath.Base(i.Name) == cgroup.NameOf(b.Data)
+			ours := strings.HasPrefix(i.Sandbox, id[:1+v1.NodeIDLen]) || strings.Contains(i.Name, b.Data+"/") || strings.HasPrefix(filepath.Base(i.Name), cgroup.NameOf(b.Data))
 			return !ours
 		})
 		return rep

@@ -62,6 +62,7 @@ is killed, what it made ends within five minutes. With
 		a.benchVerb("qos", "Steps of a sandbox of class ls beside hogs of class be, against an empty node", 0, a.benchQoS),
 		a.benchVerb("churn", "Cycles of create, command and removal, and what is left of them", 1000, a.benchChurn),
 		a.benchDensityCmd(),
+		a.benchRestartCmd(),
 	)
 	return cmd
 }

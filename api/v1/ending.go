@@ -29,6 +29,17 @@ var endings = map[EndReason]string{
 	EndRequest: "somebody asked for it",
 	EndTTL:     "it reached its time to live",
 	EndLease:   "nobody renewed its lease",
+	EndIdle:    "nobody used it for its idle time",
+	EndEvicted: "its node was short of memory",
+}
+
+// Blame says of the error for a sandbox that was removed whether that was the platform's doing: one
+// that was evicted is not to be scored, and the same may go well in another.
+func Blame(x *errs.Error, why EndReason) {
+	if why == EndEvicted {
+		x.Infra = true
+		x.Advise("create a new one; on a node that is short of memory those of qos ls and of a higher priority stay longer")
+	}
 }
 
 // Err is what a request for the sandbox is answered: when it was removed, and why. The
@@ -44,6 +55,7 @@ func (e Ending) Err(phase, id string) *errs.Error {
 	}
 	if e.Reason != "" {
 		x.With("end_reason", string(e.Reason))
+		Blame(x, e.Reason)
 		if why := endings[e.Reason]; why != "" {
 			x.Message += ": " + why
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,10 +45,10 @@ func (a *app) nodeCmd() *cobra.Command {
 				rows[i] = []string{
 					n.ID, n.Hostname, fmt.Sprint(n.Ready), strings.Join(backends, ","), fmt.Sprintf("%d/%d", n.Sandboxes, n.Capacity.Slots),
 					fmt.Sprintf("%g/%g", float64(n.Allocated.CPUMillis)/1000, float64(n.Capacity.CPUMillis)/1000),
-					size(n.Allocated.MemoryBytes) + "/" + size(n.Capacity.MemoryBytes), largest(n.Largest), size(n.FreeMemory), size(n.FreeDisk), n.Version, age(n.StartedAt, time.Now()),
+					size(n.Allocated.MemoryBytes) + "/" + size(n.Capacity.MemoryBytes), largest(n.Largest), size(n.FreeMemory), cmp.Or(n.Pressure, "none"), size(n.FreeDisk), n.Version, age(n.StartedAt, time.Now()),
 				}
 			}
-			return table(a.stdout, []string{"ID", "HOST", "READY", "BACKENDS", "SANDBOXES", "CPU", "MEMORY", "LARGEST", "FREE MEM", "FREE DISK", "VERSION", "UP"}, rows)
+			return table(a.stdout, []string{"ID", "HOST", "READY", "BACKENDS", "SANDBOXES", "CPU", "MEMORY", "LARGEST", "FREE MEM", "PRESSURE", "FREE DISK", "VERSION", "UP"}, rows)
 		},
 	}
 	ls.Flags().BoolVar(&asJSON, "json", false, "print JSON")

@@ -15,6 +15,7 @@ import (
 	v1 "dsec/api/v1"
 	"dsec/internal/backend"
 	"dsec/internal/capability"
+	"dsec/internal/edge/pressure"
 )
 
 // Cluster is what an edge needs from the control plane.
@@ -90,7 +91,10 @@ type Config struct {
 	Now       func() time.Time
 	Random    func() uint64 // of ids and secrets
 	FreeSpace func() (disk, memory int64)
-	BootID    string // changes when the machine starts: processes do not outlive it
+	// Memory reads how short of memory the machine is; nil: nobody is paused or evicted for that. The levels
+	// are those of Reserve.
+	Memory func() (pressure.Reading, error)
+	BootID string // changes when the machine starts: processes do not outlive it
 	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
 	AdoptTime time.Duration
 }
@@ -113,6 +117,7 @@ type Edge struct {
 	usable   []v1.Backend
 	journal  *journal
 	admit    *admission
+	pressure *pressure.Policy
 	feed     *feed
 	signer   *capability.Signer
 	server   *aether.Server
@@ -145,7 +150,7 @@ func (e *Edge) Node() v1.Node {
 	return v1.Node{
 		ID: e.id, Epoch: e.epoch, Address: e.address, Hostname: e.cfg.Hostname, Version: e.cfg.Version, Backends: e.usable,
 		StartedAt: e.started, Ready: !e.stopping.Load(), Capacity: e.cfg.Capacity, Largest: e.cfg.Largest, Allocated: e.admit.allocated(),
-		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
+		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(), Pressure: e.pressure.Level().String(),
 	}
 }
 

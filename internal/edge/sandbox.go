@@ -209,6 +209,7 @@ func notRunning(v v1.Sandbox) error {
 // endings say why a sandbox is removed.
 var endings = map[v1.EndReason]string{
 	v1.EndRequest: "somebody asked for it", v1.EndTTL: "it reached its time to live", v1.EndLease: "nobody renewed its lease",
+	v1.EndIdle: "nobody used it for its idle time", v1.EndEvicted: "its node was short of memory",
 }
 
 // goneNow is the error of whatever the removal of v meets.
@@ -222,6 +223,7 @@ func goneNow(v v1.Sandbox) *errs.Error {
 	if v.EndReason != "" {
 		e.With("end_reason", string(v.EndReason))
 	}
+	v1.Blame(e, v.EndReason)
 	if v.Error != nil { // it had failed before
 		e.Cause = v.Error.Err()
 	}

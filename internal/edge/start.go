@@ -31,6 +31,8 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 		admit: &admission{capacity: cfg.Capacity, largest: cfg.Largest, reserve: cfg.Reserve, free: cfg.FreeSpace, now: cfg.Now},
 		feed:  newFeed(feedSize, uint64(cfg.Now().UnixMicro())), // above every number of an earlier process
 	}
+	e.pressure = e.newPressure()
+	e.admit.level = e.pressure.Level
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -71,6 +73,9 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 			cfg.Log.Error("serve", "err", err)
 		}
 	})
+	if cfg.Memory != nil && cfg.Reserve.MemoryBytes > 0 {
+		e.wg.Go(e.watchPressure)
+	}
 	for _, b := range e.backends {
 		if w, ok := b.(backend.OOMWatcher); ok {
 			e.wg.Go(func() { e.watchOOM(w) })

@@ -37,6 +37,7 @@ import (
 	"dsec/internal/doctor"
 	"dsec/internal/edge"
 	"dsec/internal/edge/local"
+	"dsec/internal/edge/pressure"
 	"dsec/internal/image/account"
 	"dsec/internal/image/lazy"
 	"dsec/internal/image/object"
@@ -346,6 +347,10 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 		Largest: v1.Resources{CPUMillis: int64(runtime.NumCPU()) * 1000, MemoryBytes: memory}, // more would never be there
 		Reserve: edge.Reserve{MemoryBytes: n.opts.ReserveMemory, DiskBytes: n.opts.ReserveDisk},
 		Log:     n.opts.Log, Now: time.Now, Random: random,
+		Memory: func() (pressure.Reading, error) {
+			free, _, err := memoryInfo()
+			return pressure.Reading{FreeBytes: free, Stall: pressure.Stall("/proc/pressure/memory")}, err
+		},
 		FreeSpace: func() (disk, memory int64) {
 			disk, memory, err := freeSpace(n.opts.Data)
 			if err != nil {

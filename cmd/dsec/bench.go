@@ -56,6 +56,7 @@ is killed, what it made ends within five minutes. With
 		a.benchVerb("fork", "A sandbox into many", 3, a.benchFork),
 		a.benchVerb("image", "An image of its own: import, first command of a cold one, alone and many at once, reads", 3, a.benchImage),
 		a.benchVerb("memory", "What an idle sandbox costs this machine, kernel included (overstated below 500)", 100, a.benchMemory),
+		a.benchDensityCmd(),
 	)
 	return cmd
 }

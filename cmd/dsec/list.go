@@ -301,8 +301,10 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 	if u := sb.Usage; u != nil {
 		rows = append(rows, [][]string{
 			{"cpu used", fmt.Sprintf("%.2f s", u.CPUSeconds)},
-			{"memory", fmt.Sprintf("%s, peak %s", size(u.MemoryBytes), size(u.PeakMemoryBytes))},
+			{"memory", fmt.Sprintf("%s, peak %s; %s in swap; %.1f GiB·s so far", size(u.MemoryBytes), size(u.PeakMemoryBytes), size(u.SwapBytes), u.MemoryGiBSeconds)},
 			{"processes", strconv.FormatInt(u.Processes, 10)}, {"disk written", size(u.DiskBytes)},
+			{"disks", fmt.Sprintf("%s read, %s written", size(u.IOReadBytes), size(u.IOWrittenBytes))},
+			{"sent", size(u.SentBytes)},
 			{"image read", fmt.Sprintf("%s from the node's cache, %s of it waited for (%.2f s); %s fetched", size(u.ImageReadBytes), size(u.ImageWaitedBytes), u.ImageWaitSeconds, size(u.ImageFetchedBytes))},
 			{"oom kills", strconv.FormatInt(u.OOMKills, 10)},
 		}...)

@@ -132,7 +132,14 @@ func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request) error {
 func (s *Server) theNode() v1.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	paused := int64(0)
+	for _, b := range s.boxes {
+		if b.info.State == v1.StatePaused {
+			paused++
+		}
+	}
 	return v1.Node{
+		Paused: paused, Swap: v1.Swap{TotalBytes: 8 << 30, UsedBytes: paused * Freed}, FreeMemory: 10 << 30,
 		ID: Node, Epoch: 1, Hostname: "host", Version: "test", Backends: []v1.Backend{v1.BackendContainer}, StartedAt: time.Now(), Ready: true,
 		Capacity: v1.Resources{Slots: 100, CPUMillis: 2000, MemoryBytes: 4 << 30}, Sandboxes: int64(len(s.boxes)),
 	}

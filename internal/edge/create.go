@@ -74,6 +74,7 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, ForkOf: req.ForkOf, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
 		Steps: map[string]float64{},
 	})
+	e.hear(s)
 	s.secrets = req.SecretEnv
 	// The create outlives no caller: who went away would never learn of the sandbox.
 	var cctx context.Context
@@ -100,7 +101,11 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 		e.mu.Unlock()
 		return old, true, nil
 	}
-	if err := e.admit.take(need); err != nil {
+	if e.reconciler.removing[req.ID] {
+		e.mu.Unlock()
+		return nil, false, errs.New(errs.StateConflict, "edge.create", "what an earlier sandbox of this id left is being removed")
+	}
+	if err := e.admit.take(&s.share); err != nil {
 		e.mu.Unlock()
 		return nil, false, err
 	}
@@ -218,7 +223,7 @@ func (e *Edge) watch(s *sandbox) {
 // died records why a sandbox ended by itself and frees what it held; the record stays
 // until someone removes it.
 func (e *Edge) died(s *sandbox, instance backend.Instance) {
-	if s.snapshot().State != v1.StateRunning { // it is being removed, which is why it ended
+	if !live(s.snapshot().State) { // it is being removed, which is why it ended
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)

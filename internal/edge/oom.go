@@ -105,6 +105,5 @@ func (e *Edge) noteOOM(s *sandbox, kill *backend.OOMKill) {
 	if err := e.journal.note(s.recordAs(v)); err != nil {
 		e.cfg.Log.Error("journal an OOM kill", "sandbox", v.ID, "err", err)
 	}
-	s.view = v
-	e.feed.changed(v)
+	e.show(s, v)
 }

@@ -36,20 +36,25 @@ func (e *squeezed) Candidates(yield func(pressure.Candidate)) {
 		all = append(all, s)
 	}
 	e.mu.Unlock()
+	now := e.cfg.Now()
 	for _, s := range all {
 		v := s.snapshot()
-		if v.State != v1.StateRunning && v.State != v1.StatePaused || s.backend == nil || v.StartedAt == nil {
+		if v.State != v1.StateRunning && v.State != v1.StatePaused || s.backend == nil {
 			continue
 		}
-		yield(pressure.Candidate{
-			ID: v.ID, QoS: v.Spec.QoS, Priority: v.Spec.Priority, Paused: v.State == v1.StatePaused, Active: *v.StartedAt, Created: v.CreatedAt,
-		})
+		c := pressure.Candidate{ID: v.ID, QoS: v.Spec.QoS, Priority: v.Spec.Priority, Paused: v.State == v1.StatePaused, Created: v.CreatedAt}
+		u := s.seen()
+		if c.Active, c.Uses = u.last, u.began; u.open > 0 {
+			c.Active = now
+		}
+		yield(c)
 	}
 }
 
 // Pause implements pressure.Node.
-func (e *squeezed) Pause(context.Context, string, time.Time) error {
-	return errs.New(errs.NotSupported, "edge.pressure", "this node cannot pause sandboxes")
+func (e *squeezed) Pause(ctx context.Context, c pressure.Candidate) error {
+	_, err := e.pause(ctx, c.ID, v1.PausePressure, &use{began: c.Uses})
+	return err
 }
 
 // Evict implements pressure.Node.

@@ -58,9 +58,7 @@ func TestEviction(t *testing.T) {
 		}
 	}
 	check("an operation in it", err)
-	for e.get(victim) != nil {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "it is gone", func() bool { return e.get(victim) == nil })
 	check("one that comes later", c.Call(t.Context(), victim, "guest.info", &msg.Empty{}, &msg.Empty{}))
 	for range 3 { // the levels are held, and nobody else goes
 		if n := e.Node(); n.Pressure != "evict" || n.Sandboxes != 2 {
@@ -85,4 +83,42 @@ func TestUnreadableMemoryEvictsNobody(t *testing.T) {
 	if next := p.Step(t.Context()); p.Level() != pressure.None || next != time.Second {
 		t.Errorf("level %q, the next look in %v", p.Level(), next)
 	}
+}
+
+// With a little more memory left, sandboxes of class be are paused, which loses nothing: the next request resumes one
+// once there is room.
+func TestPressurePauses(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	var free atomic.Int64
+	free.Store(1 << 40)
+	b.memory = func() (pressure.Reading, error) { return pressure.Reading{FreeBytes: free.Load()}, nil }
+	e := b.start()
+	c := b.control(e)
+	var ids []string
+	for _, qos := range []v1.QoS{v1.QoSLatency, v1.QoSBest, v1.QoSBest} {
+		s, err := b.create(c, e, func(r *v1.EdgeCreate) { r.Spec.QoS = qos })
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, s.ID)
+	}
+	free.Store(700 << 20)
+	for _, id := range ids[1:] {
+		eventually(t, "it is paused", func() bool { return b.get(c, id).State == v1.StatePaused })
+		if v := b.get(c, id); v.PauseReason != v1.PausePressure {
+			t.Errorf("paused for %q", v.PauseReason)
+		}
+	}
+	if v := b.get(c, ids[0]); v.State != v1.StateRunning {
+		t.Errorf("the one of class ls is %s", v.State)
+	}
+	if n := e.Node(); n.Pressure != "pause" || n.Paused != 2 || n.Sandboxes != 3 {
+		t.Errorf("the node: %+v", n)
+	}
+	free.Store(1 << 40)
+	eventually(t, "a request resumes it", func() bool {
+		_ = exec(t.Context(), c, ids[1]) // whatever its guest says to that
+		return b.get(c, ids[1]).State == v1.StateRunning
+	})
 }

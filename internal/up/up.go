@@ -44,6 +44,7 @@ import (
 	imagestore "dsec/internal/image/store"
 	"dsec/internal/keeper"
 	"dsec/internal/slack"
+	"dsec/internal/swap"
 )
 
 // Options of a node.
@@ -58,7 +59,8 @@ type Options struct {
 	Slots            int64   // sandboxes at once
 	CPUOvercommit    float64 // sum of CPU limits over what the machine has
 	MemoryOvercommit float64
-	ReserveMemory    int64 // bytes that must be free for another sandbox to be admitted
+	Swap             swap.Option // where paused sandboxes' memory goes
+	ReserveMemory    int64       // bytes that must be free for another sandbox to be admitted
 	ReserveDisk      int64
 
 	Objects       Objects       // where images are kept
@@ -111,6 +113,7 @@ type node struct {
 	readers    *account.Book
 	images     *imagestore.Store
 	layers     *local.Images
+	swap       *swap.Space
 	containers *container.Backend
 	hollow     *hollow.Backend
 	edge       *edge.Edge
@@ -218,7 +221,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	if n.fresh, err = untouched(n.opts.Data, existed); err != nil {
 		return "", err
 	}
-	if err := raiseLimits(); err != nil {
+	if err := raiseLimits(n.opts.Slots, n.opts.Log); err != nil {
 		return "", err
 	}
 	if err := doctor.DataDir(ctx, n.opts.Data); errors.Is(err, errs.DataUnsuitable) {
@@ -278,7 +281,7 @@ func (n *node) startEdge(ctx context.Context, s store.Store) error {
 	if err != nil {
 		return fmt.Errorf("start the edge: %w", err)
 	}
-	return nil
+	return n.metrics.Register(newUsageMetrics(n.edge))
 }
 
 // corrupt says what becomes of a data directory with a damaged file.
@@ -292,7 +295,10 @@ func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) 
 	if n.hollow, err = hollow.New(n.path("hollow")); err != nil {
 		return nil, err
 	}
-	if n.containers, err = Containers(ctx, n.opts.Data, n.opts.Guest, n.layers, n.readers); err != nil {
+	if n.swap, err = swap.New(swap.Config{Dir: n.path(swapDir), Option: n.opts.Swap}); err != nil {
+		return nil, err
+	}
+	if n.containers, err = Containers(ctx, n.opts.Data, n.opts.Guest, n.layers, n.readers, n.swap); err != nil {
 		n.opts.Log.Error("containers do not work on this machine; see 'dsec doctor'", "err", err)
 		return []backend.Backend{n.hollow}, nil
 	}
@@ -301,7 +307,7 @@ func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) 
 
 // Containers opens the container backend of a data directory; without a guest, to remove
 // what is there.
-func Containers(ctx context.Context, data string, guest []byte, layers container.Layers, readers container.Readers) (*container.Backend, error) {
+func Containers(ctx context.Context, data string, guest []byte, layers container.Layers, readers container.Readers, swap container.Swap) (*container.Backend, error) {
 	writable := filepath.Join(data, "writable")
 	needed, err := scratch.Needed(data)
 	if err != nil {
@@ -318,9 +324,12 @@ func Containers(ctx context.Context, data string, guest []byte, layers container
 	}
 	return container.New(container.Config{
 		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: cgroupRoot,
-		CgroupName: cgroup.NameOf(data), Layers: layers, FirstID: firstID, Readers: readers,
+		CgroupName: cgroup.NameOf(data), Layers: layers, FirstID: firstID, Readers: readers, Swap: swap,
 	})
 }
+
+// swapDir has the node's own swap.
+const swapDir = "swap"
 
 const cgroupRoot = "/sys/fs/cgroup"
 
@@ -339,7 +348,7 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 	_, memory, _ := memoryInfo()
 	return edge.Config{
 		Dir: n.path("edge"), Listen: listen, Hostname: host, Version: n.opts.Version, Backends: backends, Images: n.layers,
-		Cluster: cluster{s},
+		Cluster: cluster{s}, Swap: n.swap,
 		Capacity: v1.Resources{
 			Slots: n.opts.Slots, CPUMillis: int64(float64(runtime.NumCPU()) * 1000 * n.opts.CPUOvercommit),
 			MemoryBytes: int64(float64(memory) * n.opts.MemoryOvercommit),
@@ -351,6 +360,13 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 			free, _, err := memoryInfo()
 			return pressure.Reading{FreeBytes: free, Stall: pressure.Stall("/proc/pressure/memory")}, err
 		},
+		BusyTime: func() time.Duration {
+			busy, err := busyTime()
+			if err != nil {
+				n.opts.Log.Error("look at the processors", "err", err)
+			}
+			return busy
+		},
 		FreeSpace: func() (disk, memory int64) {
 			disk, memory, err := freeSpace(n.opts.Data)
 			if err != nil {
@@ -358,6 +374,7 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 			}
 			return disk, memory
 		},
+		Shortage: func() (resource, text, advice string) { return shortOfPIDs("/proc") },
 	}
 }
 
@@ -388,6 +405,9 @@ func (n *node) stop(ctx context.Context) error {
 		all = append(all, n.control.Close(ctx))
 	}
 	if n.containers != nil {
+		if left, err := n.containers.List(ctx); err == nil && len(left) == 0 { // nothing is paused
+			all = append(all, n.swap.Remove(ctx))
+		}
 		all = append(all, n.containers.Close())
 	}
 	if n.hollow != nil {
@@ -551,32 +571,6 @@ func loadToken(path string) (string, error) {
 
 // tokenForm is that of a token made by loadToken.
 var tokenForm = regexp.MustCompile(`^dsec_[0-9a-f]{48}\n$`)
-
-// raiseLimits takes all the descriptors that the hard limit allows. It also lifts what the kernel
-// counts by user: a sandbox's users together have no more of it than the node.
-func raiseLimits() error {
-	var l unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return err
-	}
-	l.Cur = l.Max
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return err
-	}
-	for _, r := range []int{unix.RLIMIT_MSGQUEUE, unix.RLIMIT_SIGPENDING, unix.RLIMIT_MEMLOCK, unix.RLIMIT_NPROC} {
-		err := unix.Setrlimit(r, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
-		if err == unix.EPERM { // a root without CAP_SYS_RESOURCE: all there is
-			if err = unix.Getrlimit(r, &l); err == nil {
-				l.Cur = l.Max
-				err = unix.Setrlimit(r, &l)
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("lift a limit of the user's processes: %w", err)
-		}
-	}
-	return nil
-}
 
 func freeSpace(dir string) (disk, memory int64, err error) {
 	var s unix.Statfs_t

@@ -21,6 +21,7 @@ import (
 	"dsec/internal/backend/container/scratch"
 	"dsec/internal/guest/bin"
 	"dsec/internal/image"
+	"dsec/internal/swap"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,6 +39,7 @@ func (l layers) Acquire(context.Context, *v1.Image) ([]int, func(), error) {
 type node struct {
 	dir, writable, group string
 	layers               layers
+	swap                 *swap.Space
 }
 
 var groups atomic.Int64
@@ -61,6 +63,14 @@ func newNode(t testing.TB) *node {
 		t.Errorf("scratch is still in use: %v", err)
 	})
 	n.layers.fd = busybox(t, dir)
+	if n.swap, err = swap.New(swap.Config{Dir: filepath.Join(dir, "swap"), Option: swap.Option{Kind: swap.File, Bytes: 768 << 20}}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.swap.Remove(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Cleanup(func() {
 		b := n.open(t)
 		if err := b.Withdraw(); err != nil {
@@ -106,8 +116,10 @@ func busybox(t testing.TB, dir string) int {
 			}
 		}
 	}
-	if out, err := exec.Command("gcc", "-static", "-O1", "-o", filepath.Join(root, "bin/attack"), "testdata/attack.c").CombinedOutput(); err != nil {
-		t.Fatalf("packages gcc, libc6-dev: %v: %s", err, out)
+	for _, program := range []string{"attack", "memory"} {
+		if out, err := exec.Command("gcc", "-static", "-O1", "-o", filepath.Join(root, "bin", program), "testdata/"+program+".c").CombinedOutput(); err != nil {
+			t.Fatalf("packages gcc, libc6-dev: %v: %s", err, out)
+		}
 	}
 	if err := unix.Mknod(filepath.Join(root, "zero"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))); err != nil {
 		t.Fatal(err)
@@ -130,7 +142,7 @@ func (n *node) open(t testing.TB) *Backend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := New(Config{Dir: n.dir, Writable: n.writable, Guest: guest, CgroupRoot: "/sys/fs/cgroup", CgroupName: n.group, Layers: n.layers, FirstID: 1 << 20})
+	b, err := New(Config{Dir: n.dir, Writable: n.writable, Guest: guest, CgroupRoot: "/sys/fs/cgroup", CgroupName: n.group, Layers: n.layers, FirstID: 1 << 20, Swap: n.swap})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ type Candidate struct {
 	Priority int
 	Paused   bool
 	Active   time.Time // when somebody used it last
+	Uses     uint64    // how often somebody did
 	Created  time.Time
 }
 
@@ -27,8 +28,8 @@ type Node interface {
 	// Candidates calls yield for each sandbox that runs or is paused, in any order. It is called when the node is
 	// short of memory only.
 	Candidates(yield func(Candidate))
-	// Pause pauses a sandbox unless somebody used it after active.
-	Pause(ctx context.Context, id string, active time.Time) error
+	// Pause pauses a sandbox unless somebody has used it since.
+	Pause(ctx context.Context, c Candidate) error
 	// Evict removes a sandbox and returns when its memory is free.
 	Evict(ctx context.Context, id string) error
 }
@@ -127,7 +128,7 @@ func (p *Policy) pause(ctx context.Context) int {
 	chosen := p.choose(Pause, pauseRound, func(c Candidate) bool { return c.QoS == v1.QoSBest && !c.Paused }, func(a, b Candidate) int {
 		return cmp.Or(a.Active.Compare(b.Active), cmp.Compare(a.ID, b.ID))
 	})
-	return p.act(ctx, Pause, chosen, func(ctx context.Context, c Candidate) error { return p.Node.Pause(ctx, c.ID, c.Active) })
+	return p.act(ctx, Pause, chosen, p.Node.Pause)
 }
 
 // evict removes those that are paused, and when there are none, of those that run the lowest: be before ls, lower

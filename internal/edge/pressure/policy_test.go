@@ -49,11 +49,12 @@ func (n *fakeNode) Candidates(yield func(Candidate)) {
 	}
 }
 
-func (n *fakeNode) Pause(_ context.Context, id string, active time.Time) error {
+func (n *fakeNode) Pause(_ context.Context, c Candidate) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	id := c.ID
 	b := n.boxes[id]
-	if n.broken[id] || n.stuck[id] || b == nil || b.Paused || b.Active.After(active) {
+	if n.broken[id] || n.stuck[id] || b == nil || b.Paused || b.Uses > c.Uses {
 		return errors.New("cannot be paused")
 	}
 	n.did = append(n.did, "pause "+id)

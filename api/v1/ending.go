@@ -33,6 +33,15 @@ var endings = map[EndReason]string{
 	EndEvicted: "its node was short of memory",
 }
 
+// Blame says of the error for a sandbox that was removed whether that was the platform's doing: one
+// that was evicted is not to be scored, and the same may go well in another.
+func Blame(x *errs.Error, why EndReason) {
+	if why == EndEvicted {
+		x.Infra = true
+		x.Advise("create a new one; on a node that is short of memory those of qos ls and of a higher priority stay longer")
+	}
+}
+
 // Words says why in words; empty for a reason that this version does not know.
 func (r EndReason) Words() string { return endings[r] }
 
@@ -49,6 +58,7 @@ func (e Ending) Err(phase, id string) *errs.Error {
 	}
 	if e.Reason != "" {
 		x.With("end_reason", string(e.Reason))
+		Blame(x, e.Reason)
 		if why := e.Reason.Words(); why != "" {
 			x.Message += ": " + why
 		}

@@ -8,6 +8,7 @@ import (
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
+	"dsec/internal/edge/pressure"
 )
 
 // retryFull is when a full node may have room again: sandboxes come and go in seconds.
@@ -20,6 +21,7 @@ type admission struct {
 	largest  v1.Resources // of one sandbox; 0: as capacity
 	reserve  Reserve
 	free     func() (disk, memory int64)
+	level    func() pressure.Level                  // nil: none
 	other    func() (resource, text, advice string) // Config.Shortage
 	now      func() time.Time
 
@@ -117,7 +119,14 @@ func (a *admission) look() {
 	a.checked = now
 	a.disk, a.memory = a.free()
 	a.shortage = nil
+	level := pressure.None
+	if a.level != nil {
+		level = a.level()
+	}
 	switch {
+	case level > pressure.None:
+		a.shortage = full("memory_pressure", fmt.Sprintf("the node is short of memory, or was a moment ago: %d MiB are free and it keeps %d", a.memory>>20, a.reserve.MemoryBytes>>20)).
+			With("pressure", level.String())
 	case a.memory < a.reserve.MemoryBytes:
 		a.shortage = full("free_memory", fmt.Sprintf("%d MiB are free and the node keeps %d", a.memory>>20, a.reserve.MemoryBytes>>20))
 	case a.disk < a.reserve.DiskBytes:

@@ -15,6 +15,7 @@ import (
 	v1 "dsec/api/v1"
 	"dsec/internal/backend"
 	"dsec/internal/capability"
+	"dsec/internal/edge/pressure"
 	"dsec/internal/swap"
 )
 
@@ -93,6 +94,9 @@ type Config struct {
 	Now       func() time.Time
 	Random    func() uint64 // of ids and secrets
 	FreeSpace func() (disk, memory int64)
+	// Memory reads how short of memory the machine is; nil: nobody is paused or evicted for that. The levels
+	// are those of Reserve.
+	Memory func() (pressure.Reading, error)
 	// BusyTime is how long the machine's processors were busy since it started, together; nil: it is not told.
 	BusyTime func() time.Duration
 	// Shortage names what else of the machine has too little left for another sandbox, with what to do; "": nothing
@@ -130,6 +134,7 @@ type Edge struct {
 	usable   []v1.Backend
 	journal  *journal
 	admit    *admission
+	pressure *pressure.Policy
 	feed     *feed
 	signer   *capability.Signer
 	server   *aether.Server
@@ -177,7 +182,7 @@ func (e *Edge) Node() v1.Node {
 	return v1.Node{
 		ID: e.id, Epoch: e.epoch, Address: e.address, Hostname: e.cfg.Hostname, Version: e.cfg.Version, Backends: e.usable,
 		StartedAt: e.started, Ready: !e.stopping.Load(), Capacity: e.cfg.Capacity, Largest: e.cfg.Largest, Allocated: e.admit.allocated(),
-		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, Paused: e.paused.Load(), Swap: swap, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
+		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, Paused: e.paused.Load(), Swap: swap, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(), Pressure: e.pressure.Level().String(),
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"dsec/internal/backend"
 	"dsec/internal/backend/hollow"
 	"dsec/internal/capability"
+	"dsec/internal/edge/pressure"
 )
 
 var testKey = []byte("0123456789abcdef0123456789abcdef")
@@ -90,6 +91,7 @@ type bed struct {
 	wrap     func(backend.Backend) backend.Backend
 	images   Images
 	adopt    time.Duration
+	memory   func() (pressure.Reading, error)
 
 	reconcile time.Duration
 }
@@ -125,7 +127,7 @@ func (b *bed) tryStart() (*Edge, error) {
 		Dir: filepath.Join(b.dir, "edge"), Listen: "unix:" + filepath.Join(b.dir, "edge.sock"), Backends: []backend.Backend{be}, Images: b.images, Cluster: b.cluster,
 		Capacity: b.capacity, Largest: b.largest, Reserve: Reserve{MemoryBytes: 1 << 30}, Log: slog.New(slog.DiscardHandler),
 		Now:    func() time.Time { return time.Unix(0, b.now.Add(int64(time.Millisecond))).UTC() },
-		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot, AdoptTime: b.adopt, ReconcileEvery: b.reconcile,
+		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot, AdoptTime: b.adopt, Memory: b.memory, ReconcileEvery: b.reconcile,
 	})
 	if err != nil {
 		hb.Close()

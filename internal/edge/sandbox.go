@@ -272,6 +272,7 @@ func goneNow(v v1.Sandbox) *errs.Error {
 	if v.EndReason != "" {
 		e.With("end_reason", string(v.EndReason))
 	}
+	v1.Blame(e, v.EndReason)
 	if v.Error != nil { // it had failed before
 		e.Cause = v.Error.Err()
 	}

@@ -300,7 +300,7 @@ func eventOf(changes []change, seq uint64) v1.EdgeEvent {
 // memory and disk always move a little.
 func sameLoad(n, last v1.Node) bool {
 	near := func(a, b int64) bool { return max(a-b, b-a) <= max(a, b)/64 }
-	return n.Ready == last.Ready && n.Sandboxes == last.Sandboxes && n.Paused == last.Paused && n.Allocated == last.Allocated &&
+	return n.Ready == last.Ready && n.Sandboxes == last.Sandboxes && n.Paused == last.Paused && n.Pressure == last.Pressure && n.Allocated == last.Allocated &&
 		n.CreatesOK == last.CreatesOK && n.CreatesFail == last.CreatesFail && near(n.FreeDisk, last.FreeDisk) && near(n.FreeMemory, last.FreeMemory)
 }
 

@@ -32,6 +32,8 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 		costs: newCosts(cfg.Costs),
 		feed:  newFeed(feedSize, uint64(cfg.Now().UnixMicro())), // above every number of an earlier process
 	}
+	e.pressure = e.newPressure()
+	e.admit.level = e.pressure.Level
 	e.reconciler = newReconciler(e)
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
@@ -73,6 +75,9 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 			cfg.Log.Error("serve", "err", err)
 		}
 	})
+	if cfg.Memory != nil && cfg.Reserve.MemoryBytes > 0 {
+		e.wg.Go(e.watchPressure)
+	}
 	e.wg.Go(e.meterAll)
 	every := cfg.ReconcileEvery
 	if every <= 0 {

@@ -37,6 +37,7 @@ import (
 	"dsec/internal/doctor"
 	"dsec/internal/edge"
 	"dsec/internal/edge/local"
+	"dsec/internal/edge/pressure"
 	"dsec/internal/image/account"
 	"dsec/internal/image/lazy"
 	"dsec/internal/image/object"
@@ -356,6 +357,10 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 		Reserve: edge.Reserve{MemoryBytes: n.opts.ReserveMemory, DiskBytes: n.opts.ReserveDisk},
 		Costs:   edge.Costs{Memory: memory},
 		Log:     n.opts.Log, Now: time.Now, Random: random,
+		Memory: func() (pressure.Reading, error) {
+			free, _, err := memoryInfo()
+			return pressure.Reading{FreeBytes: free, Stall: pressure.Stall("/proc/pressure/memory")}, err
+		},
 		BusyTime: func() time.Duration {
 			busy, err := busyTime()
 			if err != nil {

@@ -134,6 +134,7 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 			s.instance = instance
 			s.mu.Unlock()
 			handshake := time.Now()
+			e.channels.use(s)
 			_, err = s.connect(s.create)
 			report("connect", time.Since(handshake))
 		}

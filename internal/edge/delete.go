@@ -127,6 +127,7 @@ func (e *Edge) forget(s *sandbox) {
 	s.unlimit()
 	e.giveBack(s)
 	e.forgetPack(s)
+	e.channels.drop(s)
 	e.dropTemporary(s.image)
 	e.feed.removed(v.ID)
 	close(s.removed)

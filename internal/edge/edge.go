@@ -90,6 +90,8 @@ type Config struct {
 	Now       func() time.Time
 	Random    func() uint64 // of ids and secrets
 	FreeSpace func() (disk, memory int64)
+	// Channels is how many connections to guests may be open without use; 0: any number.
+	Channels int
 	// Shortage names what else of the machine has too little left for another sandbox, with what to do; "": nothing
 	// has. It is asked at most ten times a second. nil: nothing else is looked at.
 	Shortage func() (resource, text, advice string)
@@ -117,6 +119,7 @@ type Edge struct {
 	journal  *journal
 	admit    *admission
 	feed     *feed
+	channels *channels
 	signer   *capability.Signer
 	server   *aether.Server
 	listener net.Listener

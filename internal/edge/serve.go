@@ -87,6 +87,7 @@ func (e *Edge) route(ctx context.Context, principal any, open *msg.Open) (*aethe
 	if s == nil {
 		return nil, "", e.absent(open.Target)
 	}
+	e.channels.use(s)
 	conn, err := s.connect(ctx)
 	return conn, "", err
 }

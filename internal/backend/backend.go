@@ -89,6 +89,13 @@ type OOMCounter interface {
 	OOMKills() (int64, error)
 }
 
+// CPULimiter is implemented by instances whose limit of CPU time is not set by Create: the kernel looks at all
+// the limits there are to set one more, which would make each create slower than the one before.
+type CPULimiter interface {
+	// LimitCPU sets it, before anything but the guest runs. It costs nothing from the second time on.
+	LimitCPU() error
+}
+
 // Pauser is implemented by instances that can stand still without memory. Its methods are called one at
 // a time, and each may be repeated: pausing what is paused, and resuming what runs, succeeds at once.
 type Pauser interface {

@@ -155,6 +155,27 @@ func (s *sandbox) connect(ctx context.Context) (*aether.Conn, error) {
 	return c, nil
 }
 
+// limitCPU sees to it that the sandbox's limit of CPU time is set, before the first of what is asked of it.
+func (s *sandbox) limitCPU() error {
+	s.mu.Lock()
+	instance, v := s.instance, s.view
+	s.mu.Unlock()
+	l, ok := instance.(backend.CPULimiter)
+	if !ok {
+		return nil
+	}
+	err := l.LimitCPU()
+	if err != nil && s.snapshot().State != v1.StateRunning { // it ended meanwhile
+		return notRunning(s.snapshot())
+	}
+	if err != nil {
+		x := *errs.Of(err)
+		x.Node, x.Sandbox = v.Node, v.ID
+		return &x
+	}
+	return nil
+}
+
 // adopted waits until it is clear whether a sandbox that ran before its edge did can be
 // taken over, which has its own time limit.
 func (s *sandbox) adopted(ctx context.Context) error {

@@ -89,6 +89,9 @@ func (e *Edge) route(ctx context.Context, principal any, open *msg.Open) (*aethe
 	}
 	e.channels.use(s)
 	conn, err := s.connect(ctx)
+	if err == nil {
+		err = s.limitCPU()
+	}
 	return conn, "", err
 }
 

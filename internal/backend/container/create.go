@@ -155,7 +155,7 @@ func (c *creation) acquireLayers(ctx context.Context) (err error) {
 
 func (c *creation) makeGroup(context.Context) error {
 	s := c.spec.Sandbox
-	return c.b.cgroups.Create(c.spec.ID, cgroup.Limits{CPUMillis: s.CPUMillis, MemoryBytes: s.MemoryBytes, PIDs: s.PIDs})
+	return c.b.cgroups.Create(c.spec.ID, cgroup.Limits{MemoryBytes: s.MemoryBytes, PIDs: s.PIDs})
 }
 
 func (c *creation) removeGroup(ctx context.Context) error { return c.b.removeGroup(ctx, c.spec.ID) }

@@ -167,7 +167,7 @@ func (e *Edge) undoCreate(s *sandbox) {
 	v := s.snapshot()
 	s.stopPacks()
 	s.release(nil)
-	err := e.erase(context.Background(), s.backend, v.ID)
+	err := e.erase(context.Background(), s, v.ID)
 	if errors.Is(err, errs.ShuttingDown) { // its record says creating: the next start ends it
 		return
 	}
@@ -245,7 +245,7 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 	e.cfg.Log.Warn("sandbox died", "sandbox", instance.ID(), "cause", cause)
 	s.stopPacks()
 	s.release(cause)
-	if err := e.erase(context.Background(), s.backend, instance.ID()); err != nil {
+	if err := e.erase(context.Background(), s, instance.ID()); err != nil {
 		e.cfg.Log.Error("clean up a dead sandbox", "sandbox", instance.ID(), "err", err)
 		return
 	}

@@ -6,7 +6,6 @@ import (
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
-	"dsec/internal/backend"
 )
 
 // removeTime bounds the removal of one sandbox, whoever asked for it, once it has its turn.
@@ -17,8 +16,15 @@ const removeTime = 30 * time.Second
 const removals = 128
 
 // erase makes the backend remove what it has of a sandbox, when that is the next one's turn.
-// ctx bounds the wait alone: what has begun goes on.
-func (e *Edge) erase(ctx context.Context, b backend.Backend, id string) error {
+// ctx bounds the wait alone: what has begun goes on. Of one that died, the clean-up and a removal may both
+// ask for it: a backend gets them one after the other, as its contract says.
+func (e *Edge) erase(ctx context.Context, s *sandbox, id string) error {
+	select {
+	case s.erasing <- struct{}{}:
+	case <-ctx.Done():
+		return errs.Wrap(errs.DeadlineExceeded, "edge.remove", "wait for the clean-up under way", ctx.Err())
+	}
+	defer func() { <-s.erasing }()
 	select {
 	case e.removing <- struct{}{}:
 	default: // one that need not wait goes on even if its caller has left
@@ -33,7 +39,7 @@ func (e *Edge) erase(ctx context.Context, b backend.Backend, id string) error {
 	defer func() { <-e.removing }()
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTime)
 	defer cancel()
-	return b.Delete(rctx, id)
+	return s.backend.Delete(rctx, id)
 }
 
 // remove ends a sandbox in any state and returns when nothing of it is left. Once begun
@@ -79,7 +85,7 @@ func (e *Edge) finishRemoval(ctx context.Context, s *sandbox) error {
 	v := s.snapshot()
 	s.stopPacks()
 	s.release(goneNow(v))
-	if err := e.erase(ctx, s.backend, v.ID); err != nil {
+	if err := e.erase(ctx, s, v.ID); err != nil {
 		// Still stopping: the reconciler and the next removal try again.
 		e.retryLater(s)
 		return err

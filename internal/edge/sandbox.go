@@ -38,6 +38,7 @@ type sandbox struct {
 	packedOn string            // digest of the image that a pack is being made on, with the edge's mu
 	life     context.Context   // ends when its removal begins or it died
 	stop     context.CancelFunc
+	erasing  chan struct{} // holds a token while the backend removes it
 	packs    chan struct{} // holds a token while the sandbox is packed
 	last     *lastPack     // its last pack, for whoever holds the token; it is set with the edge's mu
 
@@ -57,7 +58,7 @@ type sandbox struct {
 // newSandbox returns a sandbox that lives until stop.
 func newSandbox(b backend.Backend, img *v1.Image, need v1.Resources, view v1.Sandbox) *sandbox {
 	s := &sandbox{
-		backend: b, image: img, need: need, view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
+		backend: b, image: img, need: need, view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1), erasing: make(chan struct{}, 1),
 	}
 	s.life, s.stop = context.WithCancel(context.Background())
 	return s

@@ -25,6 +25,7 @@ import (
 	"dsec/client"
 	"dsec/internal/guest/bin"
 	"dsec/internal/image/lazy"
+	"dsec/internal/swap"
 	"dsec/internal/up"
 )
 
@@ -53,7 +54,7 @@ addresses needs --tls-cert and --tls-key, or --insecure where the network is tru
 
 Sandboxes keep running when the server ends, however it ends; the next 'dsec up' on the
 same data directory takes them over. 'dsec down' removes them.`,
-		Example: "  dsec up\n  dsec up --detach\n  dsec up --data /srv/dsec --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem",
+		Example: "  dsec up\n  dsec up --detach\n  dsec up --data /srv/dsec --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem\n  dsec up --swap file:16GiB",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.opts.Slots < 1 || f.opts.CPUOvercommit <= 0 || f.opts.MemoryOvercommit <= 0 {
@@ -124,6 +125,9 @@ same data directory takes them over. 'dsec down' removes them.`,
 	f.opts.BuildCacheAge = up.DefaultBuildCacheAge
 	fl.Var(newDuration(&f.opts.BuildCacheAge), "build-cache-age", "how long that stays without use; 0: for ever")
 	size(&f.opts.Collapse, "collapse-below", v1.DefaultCollapse, "merge neighbouring layers of images that are both smaller, in the background; 0: never")
+	f.opts.Swap.Kind = swap.Auto
+	fl.Var((*swapValue)(&f.opts.Swap), "swap", "where the memory of paused sandboxes goes, from the first pause on: auto (the machine's swap, else a file), none, host, file[:SIZE] or zram[:SIZE]")
+	c.RegisterFlagCompletionFunc("swap", cobra.FixedCompletions(swapKinds(), cobra.ShellCompDirectiveNoFileComp))
 	size(&f.opts.ReserveMemory, "reserve-memory", up.DefaultReserveMemory, "memory that must be free for another sandbox to be admitted")
 	size(&f.opts.ReserveDisk, "reserve-disk", up.DefaultReserveDisk, "disk that must be free for another sandbox to be admitted")
 	return c

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"dsec/client"
+	"dsec/internal/swap"
 )
 
 // bytesValue is a flag such as 512MiB, 1g or 1048576. Units are powers of 1024.
@@ -42,6 +43,45 @@ func parseBytes(s string) (int64, error) {
 		return 0, usagef("%q is not a size; write it like 512MiB or 1g", s)
 	}
 	return int64(f), nil
+}
+
+// swapValue is a kind of swap, with a size for those that have one: file:16GiB.
+type swapValue swap.Option
+
+func swapKinds() (names []string) {
+	for _, k := range swap.Kinds() {
+		names = append(names, string(k))
+	}
+	return names
+}
+
+func (v *swapValue) String() string {
+	if v.Bytes == 0 {
+		return string(v.Kind)
+	}
+	return string(v.Kind) + ":" + size(v.Bytes)
+}
+
+func (v *swapValue) Type() string { return "where" }
+
+func (v *swapValue) Set(s string) error {
+	kind, bytes, sized := strings.Cut(s, ":")
+	o := swap.Option{Kind: swap.Kind(kind)}
+	if sized {
+		n, err := parseBytes(bytes)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return usagef("%q: a size of 0 is none; write it like 16GiB", s)
+		}
+		o.Bytes = n
+	}
+	if err := o.Check(); err != nil {
+		return usagef("%q: %v; write auto, none, host, file:SIZE or zram:SIZE", s, err)
+	}
+	*v = swapValue(o)
+	return nil
 }
 
 // durationValue is a flag such as 90s or 1h30m. A number without a unit is refused: whether

@@ -83,6 +83,12 @@ type Instance interface {
 	Usage(ctx context.Context) (v1.Usage, error)
 }
 
+// Counter is implemented by instances whose Usage does more than to read counters.
+type Counter interface {
+	// Counters is Usage without DiskBytes. It is cheap, and may be asked of thousands.
+	Counters(ctx context.Context) (v1.Usage, error)
+}
+
 // OOMCounter is implemented by instances of backends with a memory limit that kills.
 type OOMCounter interface {
 	// OOMKills counts the sandbox's processes that its memory limit has killed. It is cheap.
@@ -96,6 +102,28 @@ type CPULimiter interface {
 	LimitCPU() error
 }
 
+// MemoryCounter is implemented by instances that can tell how much memory they have (as in Usage) at little cost.
+type MemoryCounter interface {
+	MemoryBytes() (int64, error)
+}
+
+// OOMWatcher is implemented by backends that hear at once of what was killed for want of memory, with
+// no work for sandboxes in which nothing was.
+type OOMWatcher interface {
+	// WatchOOM calls told for each process of a sandbox that was killed, one at a time, until ctx ends.
+	WatchOOM(ctx context.Context, told func(OOMKill)) error
+}
+
+// OOMKill is one process that the kernel killed for want of memory, in a sandbox as it seems: the
+// sandbox's count (OOMCounter) tells for sure.
+type OOMKill struct {
+	Sandbox     string // empty: something was killed of which no more is known; look at all
+	Command     string
+	PID         int // inside; 0: not known
+	MemoryBytes int64
+	Node        bool // the node ran out of memory, not the sandbox
+}
+
 // Pauser is implemented by instances that can stand still without memory. Its methods are called one at
 // a time, and each may be repeated: pausing what is paused, and resuming what runs, succeeds at once.
 type Pauser interface {
@@ -104,8 +132,9 @@ type Pauser interface {
 	// errs.StateConflict (a process would not stand still, retryable), errs.NotSupported (this node has no swap
 	// or no freezer), errs.RequestCanceled.
 	Pause(ctx context.Context) (Paused, error)
-	// Resume lets them run again. The guest is told for how long they stood still before it does
-	// anything else, and what it needs to serve is back in memory first; the rest is fetched behind that.
+	// Resume lets them run again; what the guest needs to serve is back in memory first, and the rest is fetched
+	// behind that. The caller has told the guest before, over a connection that it has, for how long they stood
+	// still: it reads that before anything else. stood is the same for a backend whose guests' clocks stand still too.
 	Resume(ctx context.Context, stood time.Duration) error
 }
 
@@ -146,7 +175,7 @@ type StepReport func(step string, took time.Duration)
 
 // Resource is one kernel or disk object that belongs to a sandbox.
 type Resource struct {
-	Kind    string `json:"kind"`    // process, cgroup, mount, directory, socket …
+	Kind    string `json:"kind"`    // process, cgroup, mount, directory, socket, swap …
 	Name    string `json:"name"`    // path, pid or number
 	Sandbox string `json:"sandbox"` // owner; empty: shared by the node
 }

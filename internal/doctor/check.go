@@ -80,10 +80,11 @@ func Checks(ctx context.Context, dataDir string, guest []byte, sandboxes int) []
 	add("EROFS from a file", Fail, "use a kernel ≥ 6.12 with CONFIG_EROFS_FS_BACKED_BY_FILE", "mounted without a loop device", err)
 	if err == nil {
 		defer store.Close()
-		detail, freezes, err := tryContainer(ctx, tmp, guest, store, img)
+		detail, freezes, classes, classErr, err := tryContainer(ctx, tmp, guest, store, img)
 		add("containers", Fail, "use a kernel ≥ 6.15 with user namespaces, overlayfs and idmapped mounts; see the detail", detail, err)
 		if err == nil {
 			add("snapshots", Warn, "mount the cgroup v1 freezer at /sys/fs/cgroup/freezer, or use cgroup v2; all else works without", "sandboxes can be frozen", freezes)
+			add("cpu classes", Warn, "use a kernel ≥ 5.15 with CONFIG_FAIR_GROUP_SCHED and CONFIG_SCHED_CORE, or turn SMT off; else be sandboxes slow those of class ls", classes, classErr)
 		}
 	}
 	if where != "" {
@@ -226,11 +227,12 @@ func (m mountedLayer) Acquire(context.Context, *v1.Image) ([]int, func(), error)
 	return []int{m.fd}, func() {}, nil
 }
 
-// tryContainer runs one real sandbox and removes it; freezes is nil if it could be frozen.
-func tryContainer(ctx context.Context, tmp string, guest []byte, store *imagestore.Store, img image.Image) (detail string, freezes, err error) {
+// tryContainer runs one real sandbox and removes it; freezes is nil if it could be frozen, classErr if best
+// effort does not disturb others.
+func tryContainer(ctx context.Context, tmp string, guest []byte, store *imagestore.Store, img image.Image) (detail string, freezes error, classes string, classErr, err error) {
 	fd, err := mount(ctx, store, img)
 	if err != nil {
-		return "", nil, err
+		return "", nil, "", nil, err
 	}
 	defer unix.Close(fd)
 	b, err := container.New(container.Config{
@@ -238,11 +240,12 @@ func tryContainer(ctx context.Context, tmp string, guest []byte, store *imagesto
 		CgroupName: fmt.Sprintf("dsec-%08x", os.Getpid()), Layers: mountedLayer{fd}, FirstID: 1 << 20,
 	})
 	if err != nil {
-		return "", nil, err
+		return "", nil, "", nil, err
 	}
 	defer func() { err = errors.Join(err, b.Withdraw(), b.Close()) }()
 	took, err := container.Try(ctx, b)
-	return fmt.Sprintf("one started in %v, cgroup v%d", took.Round(100_000), b.CgroupVersion()), b.CanFreeze(), err
+	classes, classErr = b.CPUClasses()
+	return fmt.Sprintf("one started in %v, cgroup v%d", took.Round(100_000), b.CgroupVersion()), b.CanFreeze(), classes, classErr, err
 }
 
 // FilesFor is how many open files a server with so many sandboxes may have: two for each, and as many

@@ -22,13 +22,13 @@ func TestAdmissionTellsWhatElseIsShort(t *testing.T) {
 			return "", "", ""
 		},
 	}
-	one := v1.Resources{Slots: 1, CPUMillis: 1, MemoryBytes: 1}
-	x := errs.Of(a.take(one))
+	one := func() *share { return &share{need: v1.Resources{Slots: 1, CPUMillis: 1, MemoryBytes: 1}} }
+	x := errs.Of(a.take(one()))
 	if x.Code != errs.NodeFull || x.Details["resource"] != "kernel.pid_max" || x.Hint() != "raise it" || x.RetryAfter == 0 {
 		t.Errorf("%+v", x)
 	}
 	few, now = false, now.Add(freeEvery)
-	if err := a.take(one); err != nil {
+	if err := a.take(one()); err != nil {
 		t.Error(err)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"container/list"
 	"sync"
 	"time"
+
+	v1 "dsec/api/v1"
 )
 
 // channelIdle is how long nothing went over a connection to a guest before it may be closed: whoever was
@@ -76,14 +78,15 @@ func (c *channels) remove(e *list.Element) {
 	c.open.Remove(e)
 }
 
-// closeIdle closes the connection to the guest unless something goes on in it.
+// closeIdle closes the connection to the guest unless something goes on in it, or it does not run: what it is
+// told first when it does again waits in its connection.
 func (s *sandbox) closeIdle() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.guest == nil {
 		return true
 	}
-	if s.guest.Streams() > 0 {
+	if s.guest.Streams() > 0 || s.view.State != v1.StateRunning {
 		return false
 	}
 	s.guest.Close()

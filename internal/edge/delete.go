@@ -6,6 +6,7 @@ import (
 
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
+	"dsec/internal/backend"
 )
 
 // removeTime bounds the removal of one sandbox, whoever asked for it, once it has its turn.
@@ -16,15 +17,8 @@ const removeTime = 30 * time.Second
 const removals = 128
 
 // erase makes the backend remove what it has of a sandbox, when that is the next one's turn.
-// ctx bounds the wait alone: what has begun goes on. Of one that died, the clean-up and a removal may both
-// ask for it: a backend gets them one after the other, as its contract says.
-func (e *Edge) erase(ctx context.Context, s *sandbox, id string) error {
-	select {
-	case s.erasing <- struct{}{}:
-	case <-ctx.Done():
-		return errs.Wrap(errs.DeadlineExceeded, "edge.remove", "wait for the clean-up under way", ctx.Err())
-	}
-	defer func() { <-s.erasing }()
+// ctx bounds the wait alone: what has begun goes on.
+func (e *Edge) erase(ctx context.Context, b backend.Backend, id string) error {
 	select {
 	case e.removing <- struct{}{}:
 	default: // one that need not wait goes on even if its caller has left
@@ -39,7 +33,19 @@ func (e *Edge) erase(ctx context.Context, s *sandbox, id string) error {
 	defer func() { <-e.removing }()
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTime)
 	defer cancel()
-	return s.backend.Delete(rctx, id)
+	return b.Delete(rctx, id)
+}
+
+// eraseOnce is erase for a sandbox that has a record. Of one that died, the clean-up and a removal may both ask for
+// it: a backend gets them one after the other, as its contract says.
+func (e *Edge) eraseOnce(ctx context.Context, s *sandbox) error {
+	select {
+	case s.erasing <- struct{}{}:
+	case <-ctx.Done():
+		return errs.Wrap(errs.DeadlineExceeded, "edge.remove", "wait for the clean-up under way", ctx.Err())
+	}
+	defer func() { <-s.erasing }()
+	return e.erase(ctx, s.backend, s.snapshot().ID)
 }
 
 // remove ends a sandbox in any state and returns when nothing of it is left. Once begun
@@ -49,7 +55,7 @@ func (e *Edge) remove(ctx context.Context, id string, why v1.EndReason) (*sandbo
 	if s == nil {
 		return nil, e.absent(id)
 	}
-	e.noteOOM(s)
+	e.noteOOM(s, nil)
 	return s, e.end(ctx, s, why)
 }
 
@@ -85,7 +91,7 @@ func (e *Edge) finishRemoval(ctx context.Context, s *sandbox) error {
 	v := s.snapshot()
 	s.stopPacks()
 	s.release(goneNow(v))
-	if err := e.erase(ctx, s, v.ID); err != nil {
+	if err := e.eraseOnce(ctx, s); err != nil {
 		// Still stopping: the reconciler and the next removal try again.
 		e.retryLater(s)
 		return err
@@ -126,6 +132,7 @@ func (e *Edge) forget(s *sandbox) {
 		return
 	}
 	delete(e.sandboxes, v.ID)
+	e.past.add(s, e.cfg.Now())
 	if e.keys[v.IdempotencyKey] == v.ID {
 		delete(e.keys, v.IdempotencyKey)
 	}
@@ -139,9 +146,8 @@ func (e *Edge) forget(s *sandbox) {
 	close(s.removed)
 }
 
-// giveBack returns what the sandbox was admitted with, once: a dead one no longer
-// counts, though its record stays until it is removed.
-func (e *Edge) giveBack(s *sandbox) { s.admitted.Do(func() { e.admit.put(s.need) }) }
+// giveBack returns what the sandbox was admitted with.
+func (e *Edge) giveBack(s *sandbox) { e.admit.put(&s.share) }
 
 // absent says what became of an id that is not in the table.
 func (e *Edge) absent(id string) error {

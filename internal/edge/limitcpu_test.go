@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 
@@ -55,12 +56,14 @@ func TestCPUIsLimitedBeforeTheFirstOperation(t *testing.T) {
 		t.Errorf("a create asked for the limit %d times", n)
 	}
 	c := b.dial(e, v.ID, v1.RightSandbox)
-	var info msg.GuestInfo
-	if err := c.Call(t.Context(), v.ID, "guest.info", &msg.Empty{}, &info); err != nil || l.asked.Load() != 1 {
+	exec := func() error { // which a hollow guest does not know: it is asked, or not
+		return c.Call(t.Context(), v.ID, "process.exec", &msg.ExecRequest{Start: &msg.StartRequest{Cmd: "true"}}, &msg.ExecResult{})
+	}
+	if err := exec(); !errors.Is(err, errs.NotSupported) || l.asked.Load() != 1 {
 		t.Errorf("%v; the limit was asked for %d times", err, l.asked.Load())
 	}
 	l.fail.Store(true)
-	err = c.Call(t.Context(), v.ID, "guest.info", &msg.Empty{}, &info)
+	err = exec()
 	if x := errs.Of(err); err == nil || x.Code != errs.InternalError || x.Sandbox != v.ID {
 		t.Errorf("without a limit: %v", err)
 	}

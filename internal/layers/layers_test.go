@@ -18,6 +18,7 @@ var ranks = []struct {
 	{"dsec/internal/step", 1},
 	{"dsec/internal/slack", 1},
 	{"dsec/internal/capability", 1},
+	{"dsec/internal/swap", 1},
 	{"dsec/internal/keeper", 1},
 	{"dsec/internal/guest", 2},
 	{"dsec/internal/image", 3},

@@ -12,6 +12,7 @@
 //	DIR/keeper        sockets and logs of the keepers, which hold descriptors for the cache
 //	DIR/edge          the edge's identity and journal of sandboxes
 //	DIR/container     the guest's binary and log
+//	DIR/swap          the node's own swap, from the first pause on (package swap)
 //	DIR/writable      sandboxes' own layers (or DIR/scratch, see package scratch)
 //
 // Start reading at up.go; objects.go has where images are and the

@@ -19,6 +19,7 @@ import (
 	"dsec/internal/backend/hollow"
 	"dsec/internal/edge"
 	"dsec/internal/keeper"
+	"dsec/internal/swap"
 )
 
 // Find reads where the node of a data directory answers; errs.NodeNotFound if none runs.
@@ -108,7 +109,7 @@ func RemoveSandboxes(ctx context.Context, data string) (removed int, err error) 
 		return 0, err
 	}
 	defer h.Close()
-	b, err := Containers(ctx, data, nil, nil, nil)
+	b, err := Containers(ctx, data, nil, nil, nil, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -116,6 +117,14 @@ func RemoveSandboxes(ctx context.Context, data string) (removed int, err error) 
 	removed, left, err := removeAll(ctx, b, h)
 	if err != nil {
 		return removed, errors.Join(err, edge.Emptied(filepath.Join(data, "edge"), time.Now(), left...))
+	}
+	// Nothing is paused any more.
+	space, err := swap.New(swap.Config{Dir: filepath.Join(data, swapDir), Option: swap.Option{Kind: swap.None}})
+	if err == nil {
+		err = space.Remove(ctx)
+	}
+	if err != nil {
+		return removed, err
 	}
 	// Nothing is mounted any more that the keepers hold readers of.
 	if err := errors.Join(edge.Emptied(filepath.Join(data, "edge"), time.Now()), b.Withdraw(), b.Close(), keeper.Stop(ctx, keepers(data))); err != nil {

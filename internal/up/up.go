@@ -43,6 +43,7 @@ import (
 	imagestore "dsec/internal/image/store"
 	"dsec/internal/keeper"
 	"dsec/internal/slack"
+	"dsec/internal/swap"
 )
 
 // Options of a node.
@@ -57,7 +58,8 @@ type Options struct {
 	Slots            int64   // sandboxes at once
 	CPUOvercommit    float64 // sum of CPU limits over what the machine has
 	MemoryOvercommit float64
-	ReserveMemory    int64 // bytes that must be free for another sandbox to be admitted
+	Swap             swap.Option // where paused sandboxes' memory goes
+	ReserveMemory    int64       // bytes that must be free for another sandbox to be admitted
 	ReserveDisk      int64
 
 	Objects       Objects       // where images are kept
@@ -110,6 +112,7 @@ type node struct {
 	readers    *account.Book
 	images     *imagestore.Store
 	layers     *local.Images
+	swap       *swap.Space
 	containers *container.Backend
 	hollow     *hollow.Backend
 	edge       *edge.Edge
@@ -241,7 +244,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 		return "", err
 	}
 	n.control, err = control.Start(ctx, control.Config{
-		Listen: n.opts.Listen, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
+		Listen: n.opts.Listen, Edges: 1, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
 		Objects: control.Objects{Store: n.objects, Name: o.name(n.opts.Data), Own: o.Store == "", Behind: o.behind(n.opts.Data)},
 		Metrics: n.metrics, Log: n.opts.Log, Version: n.opts.Version, CollapseBelow: n.opts.Collapse,
 		BuildCacheAge: n.opts.BuildCacheAge, BuildCacheBytes: n.opts.BuildCache,
@@ -281,7 +284,7 @@ func (n *node) startEdge(ctx context.Context, s store.Store) error {
 	if err != nil {
 		return fmt.Errorf("start the edge: %w", err)
 	}
-	return nil
+	return n.metrics.Register(newUsageMetrics(n.edge))
 }
 
 // corrupt says what becomes of a data directory with a damaged file.
@@ -295,7 +298,10 @@ func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) 
 	if n.hollow, err = hollow.New(n.path("hollow")); err != nil {
 		return nil, err
 	}
-	if n.containers, err = Containers(ctx, n.opts.Data, n.opts.Guest, n.layers, n.readers); err != nil {
+	if n.swap, err = swap.New(swap.Config{Dir: n.path(swapDir), Option: n.opts.Swap}); err != nil {
+		return nil, err
+	}
+	if n.containers, err = Containers(ctx, n.opts.Data, n.opts.Guest, n.layers, n.readers, n.swap); err != nil {
 		n.opts.Log.Error("containers do not work on this machine; see 'dsec doctor'", "err", err)
 		return []backend.Backend{n.hollow}, nil
 	}
@@ -304,7 +310,7 @@ func (n *node) backends(ctx context.Context) (out []backend.Backend, err error) 
 
 // Containers opens the container backend of a data directory; without a guest, to remove
 // what is there.
-func Containers(ctx context.Context, data string, guest []byte, layers container.Layers, readers container.Readers) (*container.Backend, error) {
+func Containers(ctx context.Context, data string, guest []byte, layers container.Layers, readers container.Readers, swap container.Swap) (*container.Backend, error) {
 	writable := filepath.Join(data, "writable")
 	needed, err := scratch.Needed(data)
 	if err != nil {
@@ -321,9 +327,12 @@ func Containers(ctx context.Context, data string, guest []byte, layers container
 	}
 	return container.New(container.Config{
 		Dir: filepath.Join(data, "container"), Writable: writable, Guest: guest, CgroupRoot: cgroupRoot,
-		CgroupName: cgroup.NameOf(data), Layers: layers, FirstID: firstID, Readers: readers,
+		CgroupName: cgroup.NameOf(data), Layers: layers, FirstID: firstID, Readers: readers, Swap: swap,
 	})
 }
+
+// swapDir has the node's own swap.
+const swapDir = "swap"
 
 const cgroupRoot = "/sys/fs/cgroup"
 
@@ -342,14 +351,22 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 	_, memory, _ := memoryInfo()
 	return edge.Config{
 		Dir: n.path("edge"), Listen: listen, Hostname: host, Version: n.opts.Version, Backends: backends, Images: n.layers,
-		Cluster: cluster{s},
+		Cluster: cluster{s}, Swap: n.swap,
 		Capacity: v1.Resources{
 			Slots: n.opts.Slots, CPUMillis: int64(float64(runtime.NumCPU()) * 1000 * n.opts.CPUOvercommit),
 			MemoryBytes: int64(float64(memory) * n.opts.MemoryOvercommit),
 		},
 		Largest: v1.Resources{CPUMillis: int64(runtime.NumCPU()) * 1000, MemoryBytes: memory}, // more would never be there
 		Reserve: edge.Reserve{MemoryBytes: n.opts.ReserveMemory, DiskBytes: n.opts.ReserveDisk},
+		Costs:   edge.Costs{Memory: memory},
 		Log:     n.opts.Log, Now: time.Now, Random: random,
+		BusyTime: func() time.Duration {
+			busy, err := busyTime()
+			if err != nil {
+				n.opts.Log.Error("look at the processors", "err", err)
+			}
+			return busy
+		},
 		FreeSpace: func() (disk, memory int64) {
 			disk, memory, err := freeSpace(n.opts.Data)
 			if err != nil {
@@ -389,6 +406,9 @@ func (n *node) stop(ctx context.Context) error {
 		all = append(all, n.control.Close(ctx))
 	}
 	if n.containers != nil {
+		if left, err := n.containers.List(ctx); err == nil && len(left) == 0 { // nothing is paused
+			all = append(all, n.swap.Remove(ctx))
+		}
 		all = append(all, n.containers.Close())
 	}
 	if n.hollow != nil {

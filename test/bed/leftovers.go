@@ -27,7 +27,24 @@ func (b *Bed) Held() (map[string]int, error) {
 
 // Leftovers lists what must not be there once the node is down.
 func (b *Bed) Leftovers() ([]string, error) {
-	return b.list(func(path string) bool { return strings.HasPrefix(path, b.Data+"/") })
+	left, err := b.list(func(path string) bool { return strings.HasPrefix(path, b.Data+"/") })
+	if err != nil {
+		return nil, err
+	}
+	swaps, err := os.ReadFile("/proc/swaps")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for line := range strings.Lines(string(swaps)) {
+		if strings.HasPrefix(line, b.Data+"/") {
+			left = append(left, "swap "+strings.TrimSpace(line))
+		}
+	}
+	made, err := filepath.Glob(filepath.Join(b.Data, "swap", "*"))
+	for _, m := range made { // a zram device is noted there
+		left = append(left, "swap "+m)
+	}
+	return left, err
 }
 
 // list names each process, namespace, control group, mount, loop device and directory.
@@ -137,7 +154,7 @@ func (b *Bed) GuestPID(id string) (int, error) {
 			continue
 		}
 		groups, err := os.ReadFile("/proc/" + e.Name() + "/cgroup")
-		if err != nil || !strings.Contains(string(groups), "/"+b.group()+"/"+id) {
+		if err != nil || !strings.Contains(string(groups), "/"+b.group()+"/"+id) && !strings.Contains(string(groups), "/"+b.group()+cgroup.IdleSuffix+"/"+id) {
 			continue
 		}
 		status, err := os.ReadFile("/proc/" + e.Name() + "/status")

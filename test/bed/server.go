@@ -30,7 +30,7 @@ func (b *Bed) Up(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	args := append([]string{"up", "--json", "--data", b.Data, "--listen", "unix:" + b.Sock}, b.flags...)
+	args := append([]string{"up", "--json", "--data", b.Data, "--listen", "unix:" + b.Sock, "--swap", "file:512MiB"}, b.flags...)
 	s := &server{cmd: exec.Command(b.Bin, args...), exited: make(chan struct{})}
 	s.cmd.Env, s.cmd.Stderr = b.env, log
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's Ctrl-C is for the test alone

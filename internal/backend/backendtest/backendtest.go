@@ -40,6 +40,9 @@ func Run(t *testing.T, subject func(t *testing.T) Subject) {
 		"CanceledCreateLeavesNothing": canceled, "BrokenSpecLeavesNothing": broken, "Adopt": adopt, "AdoptRefusesStrangers": adoptStranger,
 		"Parallel": parallel, "DeleteWithoutMemory": deleteWithoutMemory,
 	}
+	for name, test := range pauseTests {
+		tests[name] = test
+	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) { test(t, subject(t)) })
 	}

@@ -8,15 +8,17 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"dsec/api/v1/errs"
 	"dsec/internal/backend"
+	"dsec/internal/snapshot/freeze"
 )
 
 // Adopt implements backend.Backend.
-func (b *Backend) Adopt(_ context.Context, spec backend.Spec, raw json.RawMessage) (backend.Instance, error) {
+func (b *Backend) Adopt(ctx context.Context, spec backend.Spec, raw json.RawMessage) (backend.Instance, error) {
 	lost := func(why string, err error) error {
 		return errs.New(errs.SandboxLost, "container.adopt", why).Because(err)
 	}
@@ -28,7 +30,7 @@ func (b *Backend) Adopt(_ context.Context, spec backend.Spec, raw json.RawMessag
 		return nil, lost("its handle is of another generation", nil)
 	}
 	// Only what is sure makes it lost: out of descriptors, say, it lives on, with its ids.
-	b.ids.claim(h.FirstID)
+	b.ids.claim(h.FirstID, spec.ID)
 	unsure := func(err error) error {
 		return errs.Wrap(errs.InternalError, "container.adopt", "look at its first process", err)
 	}
@@ -52,17 +54,31 @@ func (b *Backend) Adopt(_ context.Context, spec backend.Spec, raw json.RawMessag
 		b.ids.put(h.FirstID)
 		return nil, lost("its first process has ended and the pid is another's", err)
 	}
-	// An edge that died while it made a snapshot left the sandbox frozen.
-	if err := b.cgroups.Freezer(spec.ID).Thaw(); err != nil {
+	if err := b.adoptStill(ctx, spec); err != nil {
 		unix.Close(pidfd)
 		return nil, unsure(err)
 	}
 	i := watch(b, spec, h, pidfd)
+	i.still.paused, i.still.since = spec.Paused, time.Now()
 	i.count(b.loadReads(spec.ID))
 	b.mu.Lock()
 	b.instances[spec.ID] = i
 	b.mu.Unlock()
 	return i, nil
+}
+
+// adoptStill makes the sandbox stand still or run, as its record says. An edge that died while it made a snapshot or
+// paused the sandbox left it frozen; one that died while it resumed it may have let it run.
+func (b *Backend) adoptStill(ctx context.Context, spec backend.Spec) error {
+	group := b.cgroups.Freezer(spec.ID)
+	switch frozen := group.IsFrozen(); {
+	case frozen && !spec.Paused:
+		return b.thaw(spec.ID)
+	case spec.Paused: // frozen already, or on its way
+		_, err := group.Freeze(ctx, freeze.Limits{Hold: -1})
+		return err
+	}
+	return nil
 }
 
 // List implements backend.Backend.

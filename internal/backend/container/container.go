@@ -33,6 +33,7 @@ type Config struct {
 	Layers     Layers
 	FirstID    uint32  // first host uid and gid that sandboxes may have
 	Readers    Readers // nil: what sandboxes read is not counted
+	Swap       Swap    // nil: sandboxes cannot be paused
 }
 
 // Backend implements backend.Backend.
@@ -50,7 +51,11 @@ type Backend struct {
 	dev        int    // the /dev of all sandboxes
 	seccomp    []byte // filter program
 	ids        *ranges
-	stopSaving func() // nil: nothing is saved
+	cores      *coreCookie // nil: without
+	noCores    error       // why
+	stopSaving func()      // nil: nothing is saved
+	// Each holds one for a sandbox whose memory moves out, or in.
+	paging, fetching chan struct{}
 
 	mu        sync.Mutex
 	instances map[string]*instance
@@ -60,7 +65,8 @@ var _ backend.Backend = (*Backend)(nil)
 
 // New prepares this node for containers.
 func New(cfg Config) (*Backend, error) {
-	b := &Backend{cfg: cfg, guest: -1, null: -1, dev: -1, instances: map[string]*instance{}, ids: newRanges(cfg.FirstID)}
+	b := &Backend{cfg: cfg, guest: -1, null: -1, dev: -1, instances: map[string]*instance{}, ids: newRanges(cfg.FirstID),
+		paging: make(chan struct{}, pagers), fetching: make(chan struct{}, pagers)}
 	if err := b.prepare(); err != nil {
 		b.Close()
 		return nil, fmt.Errorf("prepare containers: %w", err)
@@ -113,6 +119,7 @@ func (b *Backend) prepare() error {
 	if b.stage, err = newStage(); err != nil {
 		return err
 	}
+	b.cores, b.noCores = newCoreCookie(schedCore)
 	if b.seccomp, err = seccompProgram(); err != nil {
 		return err
 	}
@@ -187,6 +194,9 @@ func (b *Backend) Close() error {
 	}
 	if b.stage != nil {
 		b.stage.close()
+	}
+	if b.cores != nil {
+		b.cores.close()
 	}
 	for _, fd := range []*int{&b.guest, &b.null, &b.dev} {
 		if *fd >= 0 {

@@ -21,6 +21,7 @@ import (
 	"dsec/internal/backend/container/scratch"
 	"dsec/internal/guest/bin"
 	"dsec/internal/image"
+	"dsec/internal/swap"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,7 +39,12 @@ func (l layers) Acquire(context.Context, *v1.Image) ([]int, func(), error) {
 type node struct {
 	dir, writable, group string
 	layers               layers
+	swapDir              string
+	swap                 *swap.Space
 }
+
+// swapBytes is the size of a node's swap.
+const swapBytes = 768 << 20
 
 var groups atomic.Int64
 
@@ -61,6 +67,15 @@ func newNode(t testing.TB) *node {
 		t.Errorf("scratch is still in use: %v", err)
 	})
 	n.layers.fd = busybox(t, dir)
+	n.swapDir = filepath.Join(dir, "swap")
+	if n.swap, err = swap.New(swap.Config{Dir: n.swapDir, Option: swap.Option{Kind: swap.File, Bytes: swapBytes}}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.swap.Remove(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Cleanup(func() {
 		b := n.open(t)
 		if err := b.Withdraw(); err != nil {
@@ -106,8 +121,10 @@ func busybox(t testing.TB, dir string) int {
 			}
 		}
 	}
-	if out, err := exec.Command("gcc", "-static", "-O1", "-o", filepath.Join(root, "bin/attack"), "testdata/attack.c").CombinedOutput(); err != nil {
-		t.Fatalf("packages gcc, libc6-dev: %v: %s", err, out)
+	for _, program := range []string{"attack", "memory"} {
+		if out, err := exec.Command("gcc", "-static", "-O1", "-o", filepath.Join(root, "bin", program), "testdata/"+program+".c").CombinedOutput(); err != nil {
+			t.Fatalf("packages gcc, libc6-dev: %v: %s", err, out)
+		}
 	}
 	if err := unix.Mknod(filepath.Join(root, "zero"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))); err != nil {
 		t.Fatal(err)
@@ -130,7 +147,7 @@ func (n *node) open(t testing.TB) *Backend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := New(Config{Dir: n.dir, Writable: n.writable, Guest: guest, CgroupRoot: "/sys/fs/cgroup", CgroupName: n.group, Layers: n.layers, FirstID: 1 << 20})
+	b, err := New(Config{Dir: n.dir, Writable: n.writable, Guest: guest, CgroupRoot: "/sys/fs/cgroup", CgroupName: n.group, Layers: n.layers, FirstID: 1 << 20, Swap: n.swap})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,20 +181,25 @@ func TestConformance(t *testing.T) {
 
 // box is one running sandbox.
 type box struct {
-	t *testing.T
+	t testing.TB
 	*aether.Conn
 	backend.Instance
 }
 
 func newBox(t *testing.T, change func(*backend.Spec)) *box {
 	t.Helper()
-	n := newNode(t)
-	b := n.open(t)
+	b := newNode(t).open(t)
+	t.Cleanup(func() { b.Close() })
+	return boxOn(t, b, change)
+}
+
+// boxOn makes a sandbox on a node of which there may be more.
+func boxOn(t testing.TB, b *Backend, change func(*backend.Spec)) *box {
+	t.Helper()
 	s := spec(v1.SandboxID("testaa", 1, uint64(groups.Add(1))))
 	if change != nil {
 		change(&s)
 	}
-	t.Cleanup(func() { b.Close() })
 	i, err := b.Create(t.Context(), s, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dsec/aether/msg"
+	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 	"dsec/internal/backend"
 	"dsec/internal/backend/container/cgroup"
@@ -155,14 +156,14 @@ func (c *creation) acquireLayers(ctx context.Context) (err error) {
 
 func (c *creation) makeGroup(context.Context) error {
 	s := c.spec.Sandbox
-	return c.b.cgroups.Create(c.spec.ID, cgroup.Limits{MemoryBytes: s.MemoryBytes, PIDs: s.PIDs})
+	return c.b.cgroups.Create(c.spec.ID, cgroup.Limits{MemoryBytes: s.MemoryBytes, PIDs: s.PIDs, Idle: s.QoS == v1.QoSBest})
 }
 
 func (c *creation) removeGroup(ctx context.Context) error { return c.b.removeGroup(ctx, c.spec.ID) }
 
 // makeDirectory makes the writable layer, with the files of /etc that name the sandbox.
 func (c *creation) makeDirectory(context.Context) (err error) {
-	if c.firstID, err = c.b.ids.take(); err != nil {
+	if c.firstID, err = c.b.ids.take(c.spec.ID); err != nil {
 		return err
 	}
 	root := int(c.b.dir.Fd())
@@ -281,6 +282,11 @@ func (c *creation) clone(ctx context.Context) error {
 		return err
 	}
 	c.instance.count(lazy.Use{})
+	if c.spec.Sandbox.QoS == v1.QoSLatency {
+		if err := c.b.cores.share(child.PID); err != nil {
+			return err
+		}
+	}
 	for _, file := range []string{"uid_map", "gid_map"} {
 		line := "0 " + strconv.FormatUint(uint64(c.firstID), 10) + " " + strconv.Itoa(rangeSize) + "\n"
 		if err := writeProc(child.PID, file, line); err != nil {

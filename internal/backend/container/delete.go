@@ -19,7 +19,11 @@ func (b *Backend) Delete(ctx context.Context, id string) error {
 	b.mu.Lock()
 	i := b.instances[id]
 	b.mu.Unlock()
-	err := b.cgroups.Freezer(id).Thaw() // what is frozen does not die
+	var err error
+	if i != nil {
+		err = i.signal() // what was paused ends without a step more
+	}
+	err = errors.Join(err, b.cgroups.Freezer(id).Thaw()) // what is frozen does not die
 	switch {
 	case err != nil:
 	case i != nil:

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,6 +33,9 @@ type instance struct {
 	done   chan struct{} // closed when PID 1, and so all of the container, has ended
 
 	reads reads
+	still still
+	fetch fetch
+	disk  diskIO
 
 	limited  atomic.Bool // the CPU limit is set
 	limiting sync.Mutex  // held by whoever sets it
@@ -51,7 +55,7 @@ func newInstance(c *creation, child *spawn.Child) (*instance, error) {
 // watch takes over pidfd and waits for the process's end on the runtime's poller, so a
 // waiting sandbox costs a goroutine and no thread.
 func watch(b *Backend, spec backend.Spec, h handle, pidfd int) *instance {
-	i := &instance{b: b, id: spec.ID, spec: spec, handle: h, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), done: make(chan struct{})}
+	i := &instance{b: b, id: spec.ID, spec: spec, handle: h, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), done: make(chan struct{}), still: still{turn: make(chan struct{}, 1)}}
 	go func() {
 		raw, err := i.pidfd.SyscallConn()
 		if err == nil {
@@ -94,6 +98,19 @@ func (i *instance) reap() {
 }
 
 func (i *instance) kill(ctx context.Context) error {
+	if err := i.signal(); err != nil {
+		return err
+	}
+	select {
+	case <-i.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the end of pid %d: %w", i.handle.PID, ctx.Err())
+	}
+}
+
+// signal tells PID 1, and so all of the container, to end.
+func (i *instance) signal() error {
 	raw, err := i.pidfd.SyscallConn()
 	if err != nil {
 		return err
@@ -105,16 +122,12 @@ func (i *instance) kill(ctx context.Context) error {
 	if kerr != nil && kerr != unix.ESRCH {
 		return fmt.Errorf("kill pid %d: %w", i.handle.PID, kerr)
 	}
-	select {
-	case <-i.done:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for the end of pid %d: %w", i.handle.PID, ctx.Err())
-	}
+	return nil
 }
 
 func (i *instance) close() {
 	i.stopCounting()
+	i.fetch.stop(true)
 	i.pidfd.Close()
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -153,15 +166,32 @@ func (i *instance) DialGuest(ctx context.Context) (net.Conn, error) {
 }
 
 // Usage implements backend.Instance.
-func (i *instance) Usage(context.Context) (v1.Usage, error) {
+func (i *instance) Usage(ctx context.Context) (v1.Usage, error) {
+	u, err := i.Counters(ctx)
+	if err == nil {
+		u.DiskBytes = diskUsage(filepath.Join(i.b.dir.Name(), i.id, "upper"))
+	}
+	return u, err
+}
+
+// Counters implements backend.Counter: it looks at no files of the sandbox.
+func (i *instance) Counters(context.Context) (v1.Usage, error) {
 	u, err := i.b.cgroups.Usage(i.id)
 	if err != nil {
 		return v1.Usage{}, errs.Wrap(errs.InternalError, "container.usage", "read the cgroup", err)
 	}
+	pids, err := i.b.cgroups.PIDs(i.id)
+	if err != nil {
+		return v1.Usage{}, errs.Wrap(errs.InternalError, "container.usage", "list its processes", err)
+	}
+	if !slices.Contains(pids, i.handle.PID) && !i.ended() {
+		pids = append(pids, i.handle.PID)
+	}
+	read, written := i.disk.ofProcesses(pids)
 	image := i.used()
 	return v1.Usage{
-		CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.MemoryBytes, PeakMemoryBytes: u.PeakMemoryBytes,
-		Processes: u.PIDs, OOMKills: u.OOMKills, ForksRefused: u.PIDsRefused, DiskBytes: diskUsage(filepath.Join(i.b.dir.Name(), i.id, "upper")),
+		CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.MemoryBytes, PeakMemoryBytes: u.PeakMemoryBytes, SwapBytes: u.SwapBytes, IOReadBytes: read, IOWrittenBytes: written,
+		Processes: u.PIDs, OOMKills: u.OOMKills, ForksRefused: u.PIDsRefused,
 		ImageReadBytes: image.Read, ImageWaitedBytes: image.Waited, ImageWaitSeconds: image.Wait.Seconds(), ImageFetchedBytes: image.Fetched,
 	}, nil
 }
@@ -186,6 +216,9 @@ func (i *instance) LimitCPU() error {
 	i.limited.Store(true)
 	return nil
 }
+
+// MemoryBytes implements backend.MemoryCounter.
+func (i *instance) MemoryBytes() (int64, error) { return i.b.cgroups.MemoryBytes(i.id) }
 
 // diskUsage sums the blocks below dir; files that vanish meanwhile count as nothing.
 func diskUsage(dir string) (total int64) {

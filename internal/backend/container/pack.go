@@ -93,6 +93,14 @@ func (i *instance) readAhead(ctx context.Context, k *snapshot.Packing, t *backen
 
 // standingStill freezes the sandbox, marks that, and runs f if there is one.
 func (i *instance) standingStill(ctx context.Context, k *snapshot.Packing, t *backend.PackTimes, f func(context.Context) error) (err error) {
+	end, err := i.still.begin(ctx, "container.pack")
+	if err != nil {
+		return err
+	}
+	defer end()
+	if i.still.paused { // it stands still already, and stays so
+		return i.mark(ctx, k, i.still.since, f)
+	}
 	group := i.b.cgroups.Freezer(i.id)
 	frozen, err := group.Freeze(ctx, freeze.Limits{Hold: packHold})
 	if err != nil {
@@ -104,11 +112,16 @@ func (i *instance) standingStill(ctx context.Context, k *snapshot.Packing, t *ba
 		}
 		t.Frozen = max(t.Frozen, time.Since(frozen.Since()))
 	}()
+	return i.mark(ctx, k, frozen.Since(), f)
+}
+
+// mark tells the pack since when the sandbox has stood still, and runs f if there is one.
+func (i *instance) mark(ctx context.Context, k *snapshot.Packing, since time.Time, f func(context.Context) error) error {
 	mapped, err := i.mapped()
 	if err != nil {
 		return err
 	}
-	k.Mark(snapshot.Still{Since: frozen.Since(), Mapped: mapped})
+	k.Mark(snapshot.Still{Since: since, Mapped: mapped})
 	if f != nil {
 		return f(ctx)
 	}

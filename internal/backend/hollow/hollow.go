@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"dsec/aether"
 	"dsec/aether/msg"
@@ -21,8 +22,8 @@ import (
 	"dsec/internal/backend"
 )
 
-// Backend implements backend.Backend. A sandbox is one empty file in its directory, so
-// that it outlives an edge like a real one.
+// Backend implements backend.Backend. A sandbox is one file in its directory, so that it outlives an edge like
+// a real one: empty, or with the word that it is paused.
 type Backend struct {
 	dir    string
 	server *aether.Server
@@ -66,8 +67,9 @@ func (b *Backend) Create(ctx context.Context, spec backend.Spec, _ backend.StepR
 		return nil, errs.Wrap(errs.InternalError, "hollow.create", "create", err)
 	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	if i, ok := b.instances[spec.ID]; ok && i.handle.Generation == spec.Generation {
+	i, ok := b.instances[spec.ID]
+	b.mu.Unlock()
+	if ok && i.handle.Generation == spec.Generation {
 		return i, nil
 	}
 	if err := os.WriteFile(b.path(spec.ID), nil, 0o600); err != nil {
@@ -78,6 +80,8 @@ func (b *Backend) Create(ctx context.Context, spec backend.Spec, _ backend.StepR
 
 func (b *Backend) enter(spec backend.Spec) *instance {
 	i := &instance{b: b, id: spec.ID, handle: handle{spec.Generation}, done: make(chan struct{})}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.instances[spec.ID] = i
 	return i
 }
@@ -91,9 +95,11 @@ func (b *Backend) Adopt(_ context.Context, spec backend.Spec, raw json.RawMessag
 	if _, err := os.Lstat(b.path(spec.ID)); err != nil {
 		return nil, errs.New(errs.SandboxLost, "hollow.adopt", "it is gone").Because(err)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.enter(spec), nil
+	i := b.enter(spec)
+	if err := i.write(spec.Paused); err != nil {
+		return nil, errs.Wrap(errs.InternalError, "hollow.adopt", "keep whether the sandbox is paused", err)
+	}
+	return i, nil
 }
 
 // Delete implements backend.Backend.
@@ -145,7 +151,13 @@ type instance struct {
 	id     string
 	handle handle
 	done   chan struct{}
+
+	mu     sync.Mutex
+	conns  map[*gate]bool
+	paused bool
 }
+
+var _ backend.Pauser = (*instance)(nil)
 
 func (i *instance) ID() string            { return i.id }
 func (i *instance) Done() <-chan struct{} { return i.done }
@@ -158,11 +170,58 @@ func (i *instance) Handle() json.RawMessage {
 	return raw
 }
 
+// pausedWord is what the file of a paused sandbox holds.
+const pausedWord = "paused"
+
+// write keeps whether the sandbox is paused, and lets what its connections carry wait or pass.
+func (i *instance) write(paused bool) error {
+	word := ""
+	if paused {
+		word = pausedWord
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if err := os.WriteFile(i.b.path(i.id), []byte(word), 0o600); err != nil {
+		return err
+	}
+	i.paused = paused
+	for g := range i.conns {
+		g.set(paused)
+	}
+	return nil
+}
+
+// Pause implements backend.Pauser.
+func (i *instance) Pause(ctx context.Context) (backend.Paused, error) {
+	if err := ctx.Err(); err != nil {
+		return backend.Paused{}, errs.Wrap(errs.RequestCanceled, "hollow.pause", "pause", err)
+	}
+	return backend.Paused{}, errs.Wrap(errs.InternalError, "hollow.pause", "keep that the sandbox is paused", i.write(true))
+}
+
+// Resume implements backend.Pauser.
+func (i *instance) Resume(context.Context, time.Duration) error {
+	return errs.Wrap(errs.InternalError, "hollow.resume", "keep that the sandbox runs", i.write(false))
+}
+
 func (i *instance) Usage(context.Context) (v1.Usage, error) { return v1.Usage{}, nil }
 
 // DialGuest serves the other end of a pipe until either side closes it.
 func (i *instance) DialGuest(context.Context) (net.Conn, error) {
 	ours, theirs := net.Pipe()
-	go func() { _ = i.b.server.ServeConn(context.Background(), theirs) }() // ends with the connection; its error is the client's too
+	g := newGate(theirs)
+	i.mu.Lock()
+	g.set(i.paused)
+	if i.conns == nil {
+		i.conns = map[*gate]bool{}
+	}
+	i.conns[g] = true
+	i.mu.Unlock()
+	go func() { // ends with the connection; its error is the client's too
+		_ = i.b.server.ServeConn(context.Background(), g)
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		delete(i.conns, g)
+	}()
 	return ours, nil
 }

@@ -18,6 +18,7 @@
 // calls [Group.Thaw] first, unless its own record says that it is to be paused; it costs
 // two small reads if the group is not frozen. And nothing stays frozen for longer than Limits.Hold in
 // a process that lives but hangs: a timer thaws it, and [Frozen.Thaw] then says that the moment was lost.
+// A pause has no such end: it asks for none.
 //
 // Start reading at freeze.go.
 package freeze

@@ -35,7 +35,9 @@ type Group struct {
 // Limits bound how long processes stand still. Zero values mean the defaults.
 type Limits struct {
 	Freeze time.Duration // until all stand still (default 2 s)
-	Hold   time.Duration // from then on, until they run again by themselves (default 30 s)
+	// Hold is from then on until they run again by themselves (default 30 s); below 0 they stand still until
+	// Thaw, and beyond the end of this process.
+	Hold time.Duration
 }
 
 func (l *Limits) fill() {
@@ -51,7 +53,7 @@ func (l *Limits) fill() {
 type Frozen struct {
 	g     Group
 	since time.Time
-	timer *time.Timer
+	timer *time.Timer // nil: held without end
 
 	mu   sync.Mutex
 	done bool
@@ -92,7 +94,9 @@ func (g Group) Freeze(ctx context.Context, l Limits) (*Frozen, error) {
 		return nil, errs.Wrap(errs.InternalError, phase, "freeze "+g.Dir, err)
 	}
 	f := &Frozen{g: g, since: time.Now()}
-	f.timer = time.AfterFunc(l.Hold, func() { f.thaw(true) })
+	if l.Hold > 0 {
+		f.timer = time.AfterFunc(l.Hold, func() { f.thaw(true) })
+	}
 	return f, nil
 }
 
@@ -100,7 +104,9 @@ func (g Group) Freeze(ctx context.Context, l Limits) (*Frozen, error) {
 // may stand still, or (state_conflict) that they ran again before, since the hold was over: what
 // was read meanwhile is of no single moment.
 func (f *Frozen) Thaw() error {
-	f.timer.Stop()
+	if f.timer != nil {
+		f.timer.Stop()
+	}
 	f.thaw(false)
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -210,6 +210,26 @@ func TestTheHoldEnds(t *testing.T) {
 	})
 }
 
+// Without a hold nothing runs until it is thawed, by whoever does.
+func TestAHoldWithoutEnd(t *testing.T) {
+	t.Parallel()
+	versions(t, func(t *testing.T, h string) {
+		b := newBox(t, h, 2)
+		f, err := b.group.Freeze(t.Context(), freeze.Limits{Freeze: 10 * time.Second, Hold: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.stands()
+		if err := b.group.Thaw(); err != nil {
+			t.Error(err)
+		}
+		b.runs()
+		if err := f.Thaw(); err != nil {
+			t.Errorf("after another thawed: %v", err)
+		}
+	})
+}
+
 func TestWhatCannotBeFrozenRunsOn(t *testing.T) {
 	t.Parallel()
 	versions(t, func(t *testing.T, h string) {

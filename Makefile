@@ -13,9 +13,10 @@ STATE := .demo
 
 .PHONY: demo test build lint generate check bench clean packages
 
-# The guest is a program of its own, as small as can be, carried inside dsec.
+# The guest is a program of its own, as small as can be, carried inside dsec. The older collector
+# touches fewer pages of each span: 44 KiB less in every sandbox.
 internal/guest/bin/dsec-guest: $(GO_FILES)
-	go build -trimpath -ldflags '-s -w' -o $@ ./cmd/dsec-guest
+	GOEXPERIMENT=nogreenteagc go build -trimpath -ldflags '-s -w' -o $@ ./cmd/dsec-guest
 
 bin/dsec: internal/guest/bin/dsec-guest $(GO_FILES)
 	go build -trimpath -ldflags '-s -w' -o $@ ./cmd/dsec

@@ -95,6 +95,13 @@ type OOMCounter interface {
 	OOMKills() (int64, error)
 }
 
+// CPULimiter is implemented by instances whose limit of CPU time is not set by Create: the kernel looks at all
+// the limits there are to set one more, which would make each create slower than the one before.
+type CPULimiter interface {
+	// LimitCPU sets it, before anything but the guest runs. It costs nothing from the second time on.
+	LimitCPU() error
+}
+
 // MemoryCounter is implemented by instances that can tell how much memory they have (as in Usage) at little cost.
 type MemoryCounter interface {
 	MemoryBytes() (int64, error)

@@ -190,7 +190,7 @@ func (e *Edge) fail(ctx context.Context, s *sandbox, cause *errs.Error) {
 	}
 	s.stopPacks()
 	s.release(cause)
-	if derr := e.erase(ctx, s.backend, id); derr != nil {
+	if derr := e.eraseOnce(ctx, s); derr != nil {
 		e.cfg.Log.Error("clean up a lost sandbox", "sandbox", id, "err", derr)
 		return
 	}

@@ -142,6 +142,7 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 		}
 		if err == nil {
 			handshake := time.Now()
+			e.channels.use(s)
 			_, err = s.connect(s.create)
 			report("connect", time.Since(handshake))
 		}
@@ -174,7 +175,7 @@ func (e *Edge) undoCreate(s *sandbox) {
 	v := s.snapshot()
 	s.stopPacks()
 	s.release(nil)
-	err := e.erase(context.Background(), s.backend, v.ID)
+	err := e.eraseOnce(context.Background(), s)
 	if errors.Is(err, errs.ShuttingDown) { // its record says creating: the next start ends it
 		return
 	}
@@ -255,7 +256,7 @@ func (e *Edge) died(s *sandbox, instance backend.Instance) {
 	e.cfg.Log.Warn("sandbox died", "sandbox", instance.ID(), "cause", cause)
 	s.stopPacks()
 	s.release(cause)
-	if err := e.erase(context.Background(), s.backend, instance.ID()); err != nil {
+	if err := e.eraseOnce(context.Background(), s); err != nil {
 		e.cfg.Log.Error("clean up a dead sandbox", "sandbox", instance.ID(), "err", err)
 		return
 	}

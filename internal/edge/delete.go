@@ -36,6 +36,18 @@ func (e *Edge) erase(ctx context.Context, b backend.Backend, id string) error {
 	return b.Delete(rctx, id)
 }
 
+// eraseOnce is erase for a sandbox that has a record. Of one that died, the clean-up and a removal may both ask for
+// it: a backend gets them one after the other, as its contract says.
+func (e *Edge) eraseOnce(ctx context.Context, s *sandbox) error {
+	select {
+	case s.erasing <- struct{}{}:
+	case <-ctx.Done():
+		return errs.Wrap(errs.DeadlineExceeded, "edge.remove", "wait for the clean-up under way", ctx.Err())
+	}
+	defer func() { <-s.erasing }()
+	return e.erase(ctx, s.backend, s.snapshot().ID)
+}
+
 // remove ends a sandbox in any state and returns when nothing of it is left. Once begun
 // it goes on without the caller.
 func (e *Edge) remove(ctx context.Context, id string, why v1.EndReason) (*sandbox, error) {
@@ -79,7 +91,7 @@ func (e *Edge) finishRemoval(ctx context.Context, s *sandbox) error {
 	v := s.snapshot()
 	s.stopPacks()
 	s.release(goneNow(v))
-	if err := e.erase(ctx, s.backend, v.ID); err != nil {
+	if err := e.eraseOnce(ctx, s); err != nil {
 		// Still stopping: the reconciler and the next removal try again.
 		e.retryLater(s)
 		return err
@@ -128,6 +140,7 @@ func (e *Edge) forget(s *sandbox) {
 	s.unlimit()
 	e.giveBack(s)
 	e.forgetPack(s)
+	e.channels.drop(s)
 	e.dropTemporary(s.image)
 	e.feed.removed(v.ID)
 	close(s.removed)

@@ -97,6 +97,8 @@ type Config struct {
 	// Memory reads how short of memory the machine is; nil: nobody is paused or evicted for that. The levels
 	// are those of Reserve.
 	Memory func() (pressure.Reading, error)
+	// Channels is how many connections to guests may be open without use; 0: any number.
+	Channels int
 	// BusyTime is how long the machine's processors were busy since it started, together; nil: it is not told.
 	BusyTime func() time.Duration
 	// Shortage names what else of the machine has too little left for another sandbox, with what to do; "": nothing
@@ -136,6 +138,7 @@ type Edge struct {
 	admit    *admission
 	pressure *pressure.Policy
 	feed     *feed
+	channels *channels
 	signer   *capability.Signer
 	server   *aether.Server
 	listener net.Listener

@@ -91,6 +91,7 @@ func (s *sandbox) lookIn(d time.Duration) {
 func (e *Edge) works(s *sandbox) bool {
 	ctx, cancel := context.WithTimeout(s.life, askTime)
 	defer cancel()
+	e.channels.use(s)
 	conn, err := s.connect(ctx)
 	if err == nil {
 		var a msg.Activity

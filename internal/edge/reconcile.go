@@ -181,7 +181,7 @@ func (r *reconciler) settle(id string, d doubt) {
 			return
 		}
 		e.cfg.Log.Warn("removing what is left of a failed sandbox", "sandbox", id)
-		if err := e.erase(context.Background(), s.backend, id); err != nil {
+		if err := e.eraseOnce(context.Background(), s); err != nil {
 			r.failed.Add(1)
 			e.cfg.Log.Error("clean up a failed sandbox", "sandbox", id, "err", err)
 			return

@@ -50,6 +50,7 @@ type sandbox struct {
 	packedOn string            // digest of the image that a pack is being made on, with the edge's mu
 	life     context.Context   // ends when its removal begins or it died
 	stop     context.CancelFunc
+	erasing  chan struct{} // holds a token while the backend removes it
 	packs    chan struct{} // holds a token while the sandbox is packed, paused or resumed: one at a time lets it stand still
 	last     *lastPack     // its last pack, for whoever holds the token; it is set with the edge's mu
 
@@ -83,7 +84,7 @@ type sandbox struct {
 // newSandbox returns a sandbox that lives until stop.
 func newSandbox(b backend.Backend, img *v1.Image, view v1.Sandbox) *sandbox {
 	s := &sandbox{
-		backend: b, image: img, share: shareOf(&view.Spec), view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
+		backend: b, image: img, share: shareOf(&view.Spec), view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1), erasing: make(chan struct{}, 1),
 		oomTold: view.OOMKills,
 	}
 	s.awake.Store(view.State == v1.StateRunning)
@@ -210,6 +211,27 @@ func (s *sandbox) dialGuest(ctx context.Context, standing bool) (*aether.Conn, e
 	}
 	s.guest = c
 	return c, nil
+}
+
+// limitCPU sees to it that the sandbox's limit of CPU time is set, before the first of what is asked of it.
+func (s *sandbox) limitCPU() error {
+	s.mu.Lock()
+	instance, v := s.instance, s.view
+	s.mu.Unlock()
+	l, ok := instance.(backend.CPULimiter)
+	if !ok {
+		return nil
+	}
+	err := l.LimitCPU()
+	if err != nil && s.snapshot().State != v1.StateRunning { // it ended meanwhile
+		return notRunning(s.snapshot())
+	}
+	if err != nil {
+		x := *errs.Of(err)
+		x.Node, x.Sandbox = v.Node, v.ID
+		return &x
+	}
+	return nil
 }
 
 // adopted waits until it is clear whether a sandbox that ran before its edge did can be

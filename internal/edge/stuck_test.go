@@ -87,7 +87,7 @@ func TestRemovalThatWaitedTooLongIsTriedAgain(t *testing.T) {
 		defer j.close()
 		s := newSandbox(easy{}, nil, v1.Sandbox{ID: "x", State: v1.StateCreating})
 		e := &Edge{
-			cfg: Config{Now: time.Now, Log: slog.New(slog.DiscardHandler)}, journal: j, admit: &admission{}, feed: newFeed(8, 0),
+			cfg: Config{Now: time.Now, Log: slog.New(slog.DiscardHandler)}, journal: j, admit: &admission{}, feed: newFeed(8, 0), channels: newChannels(0, time.Now),
 			stop: make(chan struct{}), removing: make(chan struct{}, 1), sandboxes: map[string]*sandbox{"x": s}, keys: map[string]string{},
 		}
 		if err := e.end(t.Context(), s, v1.EndRequest); !errors.Is(err, errs.DeadlineExceeded) {

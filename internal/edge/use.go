@@ -86,6 +86,7 @@ func (e *Edge) open(ctx context.Context, s *sandbox, open *msg.Open) (aether.Rel
 	case private:
 		return aether.Relay{}, errs.New(errs.UnknownMethod, "edge.route", "no method "+open.Method+" is served to clients")
 	case passive:
+		e.channels.use(s)
 		conn, err := s.connect(ctx)
 		return aether.Relay{Conn: conn}, err
 	}
@@ -106,8 +107,12 @@ func (e *Edge) reach(ctx context.Context, s *sandbox) (*aether.Conn, error) {
 				return nil, err
 			}
 		}
+		e.channels.use(s)
 		conn, err := s.connect(ctx)
-		if err == nil || ctx.Err() != nil || !s.standing() { // else a pause has begun in between
+		if err == nil {
+			return conn, s.limitCPU()
+		}
+		if ctx.Err() != nil || !s.standing() { // else a pause has begun in between
 			return conn, err
 		}
 	}

@@ -15,13 +15,13 @@ import (
 	"dsec/internal/doctor"
 )
 
-// raiseLimits sees to it that this process may have the descriptors that so many sandboxes take, and all that
-// the hard limit allows; where it cannot, it says for how many they are enough. It also lifts what the
-// kernel counts by user: a sandbox's users together have no more of it than the node.
-func raiseLimits(sandboxes int64, log *slog.Logger) error {
+// raiseLimits sees to it that this process may have the descriptors that so many sandboxes take, or as many as
+// the hard limit allows, and returns how many that are. It also lifts what the kernel counts by user: a
+// sandbox's users together have no more of it than the node.
+func raiseLimits(sandboxes int64) (files uint64, err error) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return err
+		return 0, err
 	}
 	need := doctor.FilesFor(sandboxes)
 	// Root may lift the hard limit, up to fs.nr_open, unless it lacks CAP_SYS_RESOURCE.
@@ -30,12 +30,32 @@ func raiseLimits(sandboxes int64, log *slog.Logger) error {
 	}
 	l.Cur = l.Max
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return err
+		return 0, err
 	}
-	if l.Max < need {
+	return l.Max, raiseUserLimits()
+}
+
+// filesAside are the descriptors that no sandbox has: of clients, images, creates and packs.
+const filesAside = 1024
+
+// channelsFor is how many connections to guests may be open without use with so many descriptors, of
+// which each sandbox has one more for good; 0: all may. It warns if not even that is enough.
+func channelsFor(files uint64, sandboxes int64, log *slog.Logger) int {
+	if files >= doctor.FilesFor(sandboxes) {
+		return 0
+	}
+	left := int64(files) - filesAside - sandboxes
+	if left < filesAside {
 		log.Warn("the limit of open files allows fewer sandboxes than --slots; raise it for this server with 'ulimit -Hn', or LimitNOFILE= of its service, and see fs.nr_open",
-			"limit", l.Max, "needed", need, "slots", sandboxes)
+			"limit", files, "wanted", doctor.FilesFor(sandboxes), "slots", sandboxes)
+	} else {
+		log.Info("the limit of open files is low for --slots: connections to idle guests will be closed", "limit", files, "wanted", doctor.FilesFor(sandboxes), "slots", sandboxes, "open", left)
 	}
+	return int(max(left, filesAside))
+}
+
+func raiseUserLimits() error {
+	var l unix.Rlimit
 	for _, r := range []int{unix.RLIMIT_MSGQUEUE, unix.RLIMIT_SIGPENDING, unix.RLIMIT_MEMLOCK, unix.RLIMIT_NPROC} {
 		err := unix.Setrlimit(r, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 		if err == unix.EPERM { // a root without CAP_SYS_RESOURCE: all there is

@@ -1,6 +1,7 @@
 package up
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -32,6 +33,21 @@ func TestShortOfPIDs(t *testing.T) {
 		resource, text, advice := shortOfPIDs(proc)
 		if resource != c.want || (c.want != "") != strings.Contains(advice, "sysctl") || (c.want != "") != (text != "") {
 			t.Errorf("loadavg %q: %q, %q, %q; want %q", c.loadavg, resource, text, advice, c.want)
+		}
+	}
+}
+
+// With few descriptors, those of idle connections are given up first.
+func TestChannelsForFewDescriptors(t *testing.T) {
+	t.Parallel()
+	log := slog.New(slog.DiscardHandler)
+	for _, c := range []struct {
+		files     uint64
+		sandboxes int64
+		want      int
+	}{{20_000, 4000, 0}, {20_000, 10_000, 20_000 - 10_000 - filesAside}, {20_000, 30_000, filesAside}} {
+		if got := channelsFor(c.files, c.sandboxes, log); got != c.want {
+			t.Errorf("%d descriptors for %d sandboxes: %d, want %d", c.files, c.sandboxes, got, c.want)
 		}
 	}
 }

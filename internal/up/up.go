@@ -117,6 +117,8 @@ type node struct {
 	containers *container.Backend
 	hollow     *hollow.Backend
 	edge       *edge.Edge
+
+	idleChannels int // edge.Config.Channels
 }
 
 // stopTime bounds the end of a node, of which what runs through the edge may take a half to
@@ -221,9 +223,11 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	if n.fresh, err = untouched(n.opts.Data, existed); err != nil {
 		return "", err
 	}
-	if err := raiseLimits(n.opts.Slots, n.opts.Log); err != nil {
+	files, err := raiseLimits(n.opts.Slots)
+	if err != nil {
 		return "", err
 	}
+	n.idleChannels = channelsFor(files, n.opts.Slots, n.opts.Log)
 	if err := doctor.DataDir(ctx, n.opts.Data); errors.Is(err, errs.DataUnsuitable) {
 		return "", err
 	} else if err != nil { // a full disk, say, must not keep us from what runs already
@@ -375,6 +379,7 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 			}
 			return disk, memory
 		},
+		Channels: n.idleChannels,
 		Shortage: func() (resource, text, advice string) { return shortOfPIDs("/proc") },
 	}
 }

@@ -218,6 +218,11 @@ func boxOn(t testing.TB, b *Backend, change func(*backend.Spec)) *box {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
+	for range 2 { // as an edge does before whatever it asks of it
+		if err := i.(backend.CPULimiter).LimitCPU(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return &box{t, c, i}
 }
 

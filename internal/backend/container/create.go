@@ -156,7 +156,7 @@ func (c *creation) acquireLayers(ctx context.Context) (err error) {
 
 func (c *creation) makeGroup(context.Context) error {
 	s := c.spec.Sandbox
-	return c.b.cgroups.Create(c.spec.ID, cgroup.Limits{CPUMillis: s.CPUMillis, MemoryBytes: s.MemoryBytes, PIDs: s.PIDs, Idle: s.QoS == v1.QoSBest})
+	return c.b.cgroups.Create(c.spec.ID, cgroup.Limits{MemoryBytes: s.MemoryBytes, PIDs: s.PIDs, Idle: s.QoS == v1.QoSBest})
 }
 
 func (c *creation) removeGroup(ctx context.Context) error { return c.b.removeGroup(ctx, c.spec.ID) }

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,9 @@ type instance struct {
 	still still
 	fetch fetch
 	disk  diskIO
+
+	limited  atomic.Bool // the CPU limit is set
+	limiting sync.Mutex  // held by whoever sets it
 
 	mu    sync.Mutex
 	first net.Conn // the channel made at creation, until someone dials
@@ -194,6 +198,24 @@ func (i *instance) Counters(context.Context) (v1.Usage, error) {
 
 // OOMKills implements backend.OOMCounter.
 func (i *instance) OOMKills() (int64, error) { return i.b.cgroups.OOMKills(i.id) }
+
+// LimitCPU implements backend.CPULimiter.
+func (i *instance) LimitCPU() error {
+	millis := i.spec.Sandbox.CPUMillis
+	if millis == 0 || i.limited.Load() {
+		return nil
+	}
+	i.limiting.Lock()
+	defer i.limiting.Unlock()
+	if i.limited.Load() {
+		return nil
+	}
+	if err := i.b.cgroups.LimitCPU(i.id, millis); err != nil {
+		return errs.Wrap(errs.InternalError, "container.limit", "limit the CPU time", err)
+	}
+	i.limited.Store(true)
+	return nil
+}
 
 // MemoryBytes implements backend.MemoryCounter.
 func (i *instance) MemoryBytes() (int64, error) { return i.b.cgroups.MemoryBytes(i.id) }

@@ -23,7 +23,6 @@ import (
 
 // Limits of one group. Zero means no limit.
 type Limits struct {
-	CPUMillis   int64
 	MemoryBytes int64
 	PIDs        int64
 	Idle        bool // it gets what all others leave of the processors; see cpu.go
@@ -379,18 +378,20 @@ func (h *Hierarchy) Create(name string, l Limits) error {
 			}
 		}
 	}
-	if l.CPUMillis > 0 {
-		quota := l.CPUMillis * cpuPeriod / 1000
-		if h.v2 {
-			errs = append(errs, set("cpu", "cpu.max", itoa(quota)+" "+itoa(cpuPeriod)))
-		} else {
-			errs = append(errs, set("cpu", "cpu.cfs_quota_us", itoa(quota)))
-		}
-	}
 	if l.PIDs > 0 {
 		errs = append(errs, set("pids", "pids.max", itoa(l.PIDs)))
 	}
 	return errors.Join(errs...)
+}
+
+// LimitCPU sets how much CPU time group name may use. It is no part of Create, since the kernel looks at every
+// CPU group of the machine when one gets a quota (6.18: tg_set_bandwidth).
+func (h *Hierarchy) LimitCPU(name string, millis int64) error {
+	quota := itoa(millis * cpuPeriod / 1000)
+	if h.v2 {
+		return write(filepath.Join(h.group("cpu", name), "cpu.max"), quota+" "+itoa(cpuPeriod))
+	}
+	return write(filepath.Join(h.group("cpu", name), "cpu.cfs_quota_us"), quota)
 }
 
 func itoa(n int64) string { return strconv.FormatInt(n, 10) }

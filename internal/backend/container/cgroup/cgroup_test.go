@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -76,7 +77,7 @@ func TestV2Files(t *testing.T) {
 			t.Errorf("%s: %q", f, got)
 		}
 	}
-	if err := h.Create("box", Limits{CPUMillis: 1500, MemoryBytes: 1 << 20, PIDs: 7}); err != nil {
+	if err := errors.Join(h.Create("box", Limits{MemoryBytes: 1 << 20, PIDs: 7}), h.LimitCPU("box", 1500)); err != nil {
 		t.Fatal(err)
 	}
 	for f, want := range map[string]string{"memory.max": "1048576", "cpu.max": "150000 100000", "pids.max": "7"} {
@@ -334,11 +335,14 @@ func TestRealGroup(t *testing.T) {
 		t.Errorf("%+v, %v", again, err)
 	}
 	for range 2 { // idempotent
-		if err := h.Create("box", Limits{CPUMillis: 500, MemoryBytes: 32 << 20, PIDs: 10}); err != nil {
+		if err := errors.Join(h.Create("box", Limits{MemoryBytes: 32 << 20, PIDs: 10}), h.LimitCPU("box", 500)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if !h.V2() {
+		if got := strings.TrimSpace(read(t, filepath.Join(h.dir("cpu"), "box/cpu.cfs_quota_us"))); got != "50000" {
+			t.Errorf("a quota of %s for half a processor", got)
+		}
 		for file, want := range map[string]int64{socketLimit: 8 << 20, swapLimitV1: 32 << 20} {
 			if got := strings.TrimSpace(read(t, filepath.Join(h.dir("memory"), "box", file))); got != itoa(want) {
 				t.Errorf("%s: %s, want %d", file, got, want)

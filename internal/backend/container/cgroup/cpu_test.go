@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,7 +52,7 @@ func TestIdleGroupsAreFoundByName(t *testing.T) {
 				"cpuacct/dsec/box/tasks": "", "pids/dsec/box/tasks": "", "pids/dsec/box/cgroup.procs": "7\n", "memory/dsec/box/memory.oom_control": "oom_kill 2\n",
 			})
 		}
-		if err := h.Create("box", Limits{CPUMillis: 500, Idle: true}); err != nil {
+		if err := errors.Join(h.Create("box", Limits{Idle: true}), h.LimitCPU("box", 500)); err != nil {
 			t.Fatal(err)
 		}
 		quota := map[bool]string{true: "cpu.max", false: "cpu.cfs_quota_us"}[v2]
@@ -103,7 +104,7 @@ func TestRealIdleGroup(t *testing.T) {
 		t.Errorf("cpu.idle is %q", got)
 	}
 	for range 2 { // idempotent
-		if err := h.Create("box", Limits{CPUMillis: 500, MemoryBytes: 32 << 20, PIDs: 10, Idle: true}); err != nil {
+		if err := errors.Join(h.Create("box", Limits{MemoryBytes: 32 << 20, PIDs: 10, Idle: true}), h.LimitCPU("box", 500)); err != nil {
 			t.Fatal(err)
 		}
 	}

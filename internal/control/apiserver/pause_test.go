@@ -107,7 +107,7 @@ func TestEveryIDHasItsOutcome(t *testing.T) {
 	}
 	// An unknown node is not lost while this server is young, and one that stops says so or nothing.
 	got := codes(list)
-	if away := got["sandbox_lost"] + got["edge_unreachable"] + got["shutting_down"]; got[""] != 2 || got["sandbox_not_found"] != 2 || got["sandbox_gone"] != 1 || got["state_conflict"] != 1 || away != 3 {
+	if away := got["sandbox_lost"] + got["edge_unreachable"] + got["shutting_down"]; got[""] != 2 || got["sandbox_not_found"] != 2 || got["sandbox_gone"] != 1 || got["sandbox_not_running"] != 1 || away != 3 {
 		t.Errorf("outcomes %v", got)
 	}
 	for _, r := range list {

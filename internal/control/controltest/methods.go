@@ -176,7 +176,7 @@ func (e *Edge) turn(id string, to v1.State) v1.EdgePaused {
 		r.Error = v1.ProblemOf(e.missing(id))
 		return r
 	case old.State != v1.StateRunning && old.State != v1.StatePaused:
-		r.Error = v1.ProblemOf(errs.New(errs.StateConflict, "edge.pause", "the sandbox is "+string(old.State)).With("state", string(old.State)))
+		r.Error = v1.ProblemOf(errs.New(errs.SandboxNotRunning, "edge.pause", "the sandbox is "+string(old.State)).With("state", string(old.State)))
 		return r
 	}
 	sb := *old

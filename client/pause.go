@@ -15,7 +15,7 @@ import (
 
 // Pause lets the sandbox stand still and moves its memory out, and returns when that is
 // done. Nothing has to be resumed: any operation in it does that first. Pausing what is
-// paused succeeds. Errors: errs.SwapFull, errs.NotSupported, errs.StateConflict.
+// paused succeeds. Errors: errs.SwapFull, errs.NotSupported, errs.SandboxNotRunning.
 func (s *Sandbox) Pause(ctx context.Context) (*v1.PauseResult, error) {
 	return s.turn(ctx, "pause")
 }
@@ -36,8 +36,8 @@ func (s *Sandbox) turn(ctx context.Context, verb string) (*v1.PauseResult, error
 }
 
 // Hint tells the platform when the sandbox will be used next, as far as is known: it pauses
-// the sandbox if that costs less than holding its memory until then. The hint ends with the
-// next operation, or the next hint.
+// the sandbox if that costs less than holding its memory until then, and resumes it a little
+// before. The hint ends with the next operation, or the next hint.
 func (s *Sandbox) Hint(ctx context.Context, next time.Duration) (*v1.HintResult, error) {
 	r := new(v1.HintResult)
 	if err := s.manage(ctx, "hint", v1.HintRequest{NextCall: v1.Seconds(next.Seconds())}, r); err != nil {

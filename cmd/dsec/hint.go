@@ -15,8 +15,8 @@ func (a *app) hintCmd() *cobra.Command {
 		Use: "hint ID", Short: "Tell when a sandbox is used next, so that it may be paused until then",
 		Long: `Hint tells the platform that the next call of a sandbox is known to be some time away, as while a
 model thinks. The platform pauses the sandbox if holding its memory until then costs more than moving it
-out and back, and prints what it did and why. Anything that is asked of the sandbox resumes it, also
-before that time. What is in use is not paused: a running command, an attached stream, a connection to
+out and back, and prints what it did and why. It resumes it a little before that time; anything that is
+asked of it earlier resumes it, too. What is in use is not paused: a running command, an attached stream, a connection to
 a port. The hint ends with the next call, or with the next hint.
 
 With --json the answer is an object: action (keep or pause), hold_gib_seconds, move_gib_seconds,

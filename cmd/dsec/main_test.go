@@ -711,6 +711,8 @@ func TestCompletionAsksTheServer(t *testing.T) {
 		{"srv", []string{"attach", id, ""}}, {"srv", []string{"kill", id, "s"}}, {id + ":", []string{"cp", id[:3]}},
 		{"docker-archive", []string{"image", "import", "--format", "doc"}}, {"sandbox", []string{"token", "create", "--right", "s"}},
 		{"job=a", []string{"ls", "-l", "j"}}, {"job=a", []string{"rm", "--label", ""}}, {"job=a", []string{"events", "--label", ""}},
+		{"be\t", []string{"create", "--qos", ""}}, {"pause\t", []string{"run", "--on-idle", "p"}}, {"paused", []string{"ls", "--state", "pau"}},
+		{id, []string{"pause", ""}}, {id, []string{"hint", ""}}, {"job=a", []string{"resume", "-l", ""}}, {"memory", []string{"top", "--sort", "m"}},
 		{"hollow", []string{"create", "--backend", ""}}, {"hollow", []string{"run", "--backend", "h"}}, {"USR1", []string{"kill", "-s", ""}},
 	} {
 		if out := c.ok(append([]string{"__complete"}, x.args...)...); !strings.Contains("\n"+out, "\n"+x.want) {

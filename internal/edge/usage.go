@@ -66,7 +66,7 @@ func (e *Edge) readUsage(ctx context.Context, ids []string) v1.NodeUsage {
 	defer cancel()
 	has := e.cfg.Largest
 	out := v1.NodeUsage{
-		At: e.cfg.Now().UTC(), Items: make([]v1.SandboxUsage, len(ids)),
+		Node: e.Node(), At: e.cfg.Now().UTC(), Items: make([]v1.SandboxUsage, len(ids)),
 		CPUMillis: cmp.Or(has.CPUMillis, e.cfg.Capacity.CPUMillis), MemoryBytes: cmp.Or(has.MemoryBytes, e.cfg.Capacity.MemoryBytes),
 	}
 	if e.cfg.BusyTime != nil {

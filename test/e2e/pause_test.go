@@ -17,8 +17,8 @@ import (
 	"dsec/test/bed"
 )
 
-// pause pauses a sandbox.
-func pause(t *testing.T, id string) v1.PauseResult {
+// paused pauses a sandbox by the command line.
+func paused(t *testing.T, id string) v1.PauseResult {
 	t.Helper()
 	r := bed.JSON[v1.PauseResult](t, shared, "pause", "--json", id)
 	if r.State != v1.StatePaused || !r.Changed {
@@ -44,7 +44,7 @@ func TestPauseFreesMemoryAndKeepsIt(t *testing.T) {
 	shared.Must(t, "exec", "-d", id, "--", "sh", "-c", holder)
 	bed.Eventually(t, "the memory is in use", func() error { return run(t, id, "test -e /tmp/ready") })
 	before := bed.JSON[v1.Sandbox](t, shared, "inspect", "--json", id).Usage.MemoryBytes
-	r := pause(t, id)
+	r := paused(t, id)
 	sb := bed.JSON[v1.Sandbox](t, shared, "inspect", "--json", id) // it wakes nothing
 	if sb.State != v1.StatePaused || sb.PauseReason != v1.PauseRequested || sb.PausedAt == nil || sb.Pauses != 1 {
 		t.Errorf("%+v", sb)
@@ -150,14 +150,14 @@ func TestRequestsWakeAPausedSandbox(t *testing.T) {
 			}
 		}},
 	} {
-		pause(t, id)
+		paused(t, id)
 		t.Run(c.name, c.do)
 		if got := stateOf(t, id); got != v1.StateRunning {
 			t.Errorf("after %s it is %s", c.name, got)
 		}
 	}
 	shared.Must(t, "exec", "-d", "--tag", "job", id, "--", "sh", "-c", "sleep 2; echo end; exit 7")
-	pause(t, id)
+	paused(t, id)
 	if r := shared.CLI(t, "attach", id, "job"); r.Code != 7 || r.Stdout != "end\n" {
 		t.Errorf("attach: %+v", r)
 	}
@@ -225,7 +225,7 @@ func TestForkAndSnapshotOfAPausedSandbox(t *testing.T) {
 	t.Parallel()
 	id := box(t, "--qos", "be", "--label", "test="+t.Name())
 	shared.Must(t, "exec", id, "--", "sh", "-c", "echo kept >/file")
-	pause(t, id)
+	paused(t, id)
 	child := shared.Must(t, "fork", id)
 	t.Cleanup(func() { bed.Remove(t, shared.Client(t).Sandbox(child)) })
 	if got := shared.Must(t, "exec", child, "--", "cat", "/file"); got != "kept" {

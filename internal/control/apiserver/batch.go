@@ -15,7 +15,7 @@ const (
 	// askMost is how many ids an edge is asked for in one call: their list must fit a message.
 	askMost = 10000
 	// askTimeout is how long an edge that was asked may tell no outcome.
-	askTimeout = 2 * time.Minute
+	askTimeout = 5 * time.Minute
 )
 
 // chosen returns the sandboxes that ids or labels select.

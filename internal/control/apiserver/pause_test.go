@@ -107,7 +107,7 @@ func TestEveryIDHasItsOutcome(t *testing.T) {
 	}
 	// An unknown node is not lost while this server is young, and one that stops says so or nothing.
 	got := codes(list)
-	if away := got["sandbox_lost"] + got["edge_unreachable"] + got["shutting_down"]; got[""] != 2 || got["sandbox_not_found"] != 2 || got["sandbox_gone"] != 1 || got["state_conflict"] != 1 || away != 3 {
+	if away := got["sandbox_lost"] + got["edge_unreachable"] + got["shutting_down"]; got[""] != 2 || got["sandbox_not_found"] != 2 || got["sandbox_gone"] != 1 || got["sandbox_not_running"] != 1 || away != 3 {
 		t.Errorf("outcomes %v", got)
 	}
 	for _, r := range list {
@@ -219,7 +219,8 @@ func TestUsageOfMany(t *testing.T) {
 		asked int // ids in the edge's call; 0: all
 	}{{"", 6, 0}, {"?label=half%3D1", 3, 3}, {"?id=" + ids[0] + "&id=" + ids[1] + "&id=" + ids[0], 2, 2}} {
 		l := want[v1.UsageList](w, 200, "GET", "/v1/sandboxes/usage"+c.query, nil)
-		if len(l.Nodes) != 1 || len(l.Nodes[0].Items) != c.items || l.Nodes[0].Node.ID != w.edge.Node().ID || l.Nodes[0].CPUMillis != 2000 {
+		if len(l.Nodes) != 1 || len(l.Nodes[0].Items) != c.items || l.Nodes[0].Node.ID != w.edge.Node().ID || l.Nodes[0].CPUMillis != 2000 ||
+			l.Nodes[0].Node.Sandboxes != 6 || l.Nodes[0].Node.Address != w.edge.Node().Address {
 			t.Fatalf("%s: %+v", c.query, l)
 		}
 		for _, it := range l.Nodes[0].Items {

@@ -85,20 +85,20 @@ func (s *Server) sandboxRoutes() {
 		summary: "Pause a sandbox",
 		text: "Its processes stand still, and their memory is moved out. Any operation in it resumes it first. One that is paused stays so, which is a success. " +
 			"Answers when its memory is free.",
-		errors: append([]errs.Code{errs.StateConflict, errs.SwapFull, errs.NotSupported, errs.BackendUnusable, errs.ShuttingDown}, ofSandbox...),
+		errors: append([]errs.Code{errs.SandboxNotRunning, errs.StateConflict, errs.SwapFull, errs.NotSupported, errs.ShuttingDown}, ofSandbox...),
 	}, s.pauseOne)
 	handle(s, op{
 		id: "resume-sandbox", method: http.MethodPost, path: "/v1/sandboxes/{id}/resume", tag: tag, right: v1.RightSandbox, body: -1,
 		summary: "Resume a sandbox",
 		text:    "One that runs goes on, which is a success. If the node has no room for it, it stays paused, and the error `node_full` says what would free some.",
-		errors:  append([]errs.Code{errs.StateConflict, errs.NodeFull, errs.NotSupported, errs.BackendUnusable, errs.GuestUnreachable, errs.ShuttingDown}, ofSandbox...),
+		errors:  append([]errs.Code{errs.SandboxNotRunning, errs.NodeFull, errs.SpecTooLarge, errs.GuestUnreachable, errs.ShuttingDown}, ofSandbox...),
 	}, s.resumeOne)
 	handle(s, op{
 		id: "hint-sandbox", method: http.MethodPost, path: "/v1/sandboxes/{id}/hint", tag: tag, right: v1.RightSandbox,
 		summary: "Say when a sandbox is used next",
 		text: "The node pauses it if holding its memory until then costs more than pausing and resuming it, and says what it did and why. " +
-			"It does not pause what is in use: a running command, an attached stream, a connection to a port.",
-		errors: append([]errs.Code{errs.StateConflict, errs.SwapFull, errs.NotSupported, errs.BackendUnusable, errs.ShuttingDown}, ofSandbox...),
+			"It does not pause what is in use: a running command, an attached stream, a connection to a port. It resumes it a little before that time.",
+		errors: append([]errs.Code{errs.SandboxNotRunning, errs.GuestUnreachable, errs.ShuttingDown}, ofSandbox...),
 	}, s.hint)
 	handle(s, op{
 		id: "list-usage", method: http.MethodGet, path: "/v1/sandboxes/usage", tag: tag, right: v1.RightRead,

@@ -94,6 +94,11 @@ func (s *Server) usageAt(ctx context.Context, req *request, node v1.Node, items 
 	if err != nil {
 		u = v1.NodeUsage{At: s.cfg.Now().UTC(), Error: problemOf(req, err)}
 	}
+	if u.Node.ID == node.ID { // its load as it is now
+		u.Node.Address, u.Node.Ready, u.Node.Labels = node.Address, node.Ready, node.Labels
+	} else {
+		u.Node = node
+	}
 	said := make(map[string]*v1.SandboxUsage, len(u.Items))
 	for i := range u.Items {
 		said[u.Items[i].ID] = &u.Items[i]
@@ -111,6 +116,6 @@ func (s *Server) usageAt(ctx context.Context, req *request, node v1.Node, items 
 		}
 		kept = append(kept, it)
 	}
-	u.Node, u.Items = node, kept
+	u.Items = kept
 	return u
 }

@@ -176,7 +176,7 @@ func (e *Edge) turn(id string, to v1.State) v1.EdgePaused {
 		r.Error = v1.ProblemOf(e.missing(id))
 		return r
 	case old.State != v1.StateRunning && old.State != v1.StatePaused:
-		r.Error = v1.ProblemOf(errs.New(errs.StateConflict, "edge.pause", "the sandbox is "+string(old.State)).With("state", string(old.State)))
+		r.Error = v1.ProblemOf(errs.New(errs.SandboxNotRunning, "edge.pause", "the sandbox is "+string(old.State)).With("state", string(old.State)))
 		return r
 	}
 	sb := *old
@@ -255,7 +255,8 @@ func (e *Edge) usage(_ context.Context, _ *aether.Stream, doc *msg.Document) (*m
 			ids = append(ids, id)
 		}
 	}
-	u := v1.NodeUsage{At: time.Now().UTC(), CPUMillis: 2000, CPUSeconds: 7, MemoryBytes: 24 << 30}
+	u := v1.NodeUsage{Node: e.node, At: time.Now().UTC(), CPUMillis: 2000, CPUSeconds: 7, MemoryBytes: 24 << 30}
+	u.Node.Sandboxes, u.Node.Address = int64(len(e.sandboxes)), "elsewhere"
 	for _, id := range ids {
 		it := v1.SandboxUsage{ID: id}
 		if sb := e.sandboxes[id]; sb != nil {

@@ -89,7 +89,6 @@ type verdict struct {
 	pays          bool
 	hold, move    float64       // GiB·s
 	pause, resume time.Duration // that it would take
-	from          time.Duration // the time to the next call from which it pays
 	why           string
 }
 

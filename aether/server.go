@@ -246,6 +246,8 @@ func (c *Conn) handleOpen(h *header, payload []byte) error {
 	s.id, s.recvSeq, s.recvFin = h.stream, 1, h.flags&flagFin != 0
 	s.method, s.target, s.requestID, s.principal = open.Method, open.Target, open.RequestId, c.principal
 	s.body, s.bodyBuf = open.Body, buf
+	ctx, cancel := streamContext(c.ctx, open)
+	s.cancel = cancel // before the connection's end can find it
 	c.mu.Lock()
 	c.lastID = s.id
 	refused := draining
@@ -261,14 +263,13 @@ func (c *Conn) handleOpen(h *header, payload []byte) error {
 	}
 	c.mu.Unlock()
 	if refused != nil {
+		cancel()
 		m := msg.End{Error: ToStatus(refused)}
 		payload := m.AppendWire(nil)
 		var h rawHeader
 		h.encode(typeEnd, flagFin, s.id, 0, payload)
 		return c.queued(c, c.w.add(&h, payload))
 	}
-	ctx, cancel := streamContext(c.ctx, open)
-	s.cancel = cancel
 	c.server.workers.run(job{ctx, c, s, open})
 	return nil
 }

@@ -6,8 +6,9 @@
 // only through the interface [Cluster]. It must not know of REST, tokens of users or
 // etcd. Start reading at create.go; then delete.go, start.go, adopt.go and
 // sandbox.go (states); pack.go makes snapshots, lastpack.go what the next one of a sandbox begins with, fork.go
-// children.
+// children; use.go says what is use of a sandbox, pause.go lets it stand still and resumes it for that, idle.go and
+// hint.go decide when; admission.go counts what fits.
 //
 // Locks: Edge.tempMu guards the images of forks, and Edge.mu is taken with it held, never the other way round; Edge.mu guards the table of sandboxes and the idempotency keys; sandbox.mu
-// one sandbox's state. Edge.mu is never taken with a sandbox.mu held.
+// one sandbox's state. Edge.mu is never taken with a sandbox.mu held. Who lets a sandbox stand still, or ends that, holds its token (sandbox.packs) and takes sandbox.mu with it held.
 package edge

@@ -12,6 +12,7 @@ import (
 	"dsec/aether/msg"
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
+	"dsec/internal/backend"
 )
 
 // Costs are what a pause and a resume cost, by which hints are judged: the sandbox is paused if that costs less than
@@ -88,7 +89,6 @@ type verdict struct {
 	pays          bool
 	hold, move    float64       // GiB·s
 	pause, resume time.Duration // that it would take
-	from          time.Duration // the time to the next call from which it pays
 	why           string
 }
 
@@ -139,10 +139,22 @@ func (e *Edge) hint(ctx context.Context, req *v1.EdgeHint) (r v1.HintResult, err
 	next := req.NextCall.Duration()
 	due := time.Now().Add(next)
 	s.forgetHint()
-	seen := s.seen()
-	s.mu.Lock()
-	v, instance := s.view, s.instance
-	s.mu.Unlock()
+	var seen use
+	var v v1.Sandbox
+	var instance backend.Instance
+	for {
+		seen = s.seen()
+		s.mu.Lock()
+		m := s.move
+		v, instance = s.view, s.instance
+		s.mu.Unlock()
+		if m == nil || !m.resume {
+			break
+		}
+		if err := m.wait(ctx); err != nil {
+			return r, err
+		}
+	}
 	defer func() {
 		if err == nil {
 			v := s.snapshot()

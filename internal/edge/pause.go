@@ -281,6 +281,9 @@ func (e *Edge) resume(s *sandbox, m *move, instance backend.Pauser) error {
 	case s.packs <- struct{}{}:
 		defer func() { <-s.packs }()
 	case <-m.ctx.Done():
+		if s.life.Err() != nil {
+			return e.cutOff(s)
+		}
 		return errs.Wrap(errs.DeadlineExceeded, "edge.resume", "wait for the end of the sandbox's snapshot", m.ctx.Err())
 	}
 	if err := e.admit.rejoin(&s.share); err != nil {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -643,5 +645,132 @@ func TestResumeMustFit(t *testing.T) {
 	b.now.Add(int64(time.Minute))
 	if err := exec(t.Context(), c, busy); errs.Of(err).Details["resource"] != "free_memory" {
 		t.Errorf("on a node without free memory: %v", err)
+	}
+}
+
+// packs has every image, and makes them of what is written.
+type packs struct{ hasImages }
+
+func (packs) Pack(_ context.Context, p Pack) (v1.Image, error) {
+	_, _, err := p.Write(nil, nil)
+	return v1.Image{Digest: "sha256:packed"}, err
+}
+
+// A snapshot of a paused sandbox leaves it paused; whoever wants it to run waits for the snapshot.
+func TestSnapshotOfPaused(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.images = packs{}
+	back := newStandings(b)
+	begun, gate := make(chan struct{}, 1), make(chan struct{}, 1)
+	back.onPack = func(_ context.Context, id string) error {
+		begun <- struct{}{}
+		<-gate
+		if !back.guest(id).stands() {
+			t.Error("it runs while its snapshot is made")
+		}
+		return nil
+	}
+	e := b.start()
+	c := b.control(e)
+	id := b.mustCreate(c, e, func(r *v1.EdgeCreate) {
+		r.Image = &v1.Image{Digest: "sha256:base", Layers: []v1.Layer{{MetaDigest: "base"}}}
+	}).ID
+	b.mustPause(c, id)
+	snap := func() error {
+		_, err := e.snapshot(t.Context(), &v1.EdgeSnapshot{ID: id}, func(v1.ImageProgress) {})
+		return err
+	}
+	gate <- struct{}{}
+	if err := snap(); err != nil {
+		t.Fatal(err)
+	}
+	if v := b.get(c, id); v.State != v1.StatePaused || back.guest(id).resumes.Load() != 0 {
+		t.Errorf("after its snapshot: %+v", v)
+	}
+	<-begun
+	snapped, ran := make(chan error), make(chan error, 1)
+	go func() { snapped <- snap() }()
+	<-begun
+	go func() { ran <- exec(t.Context(), c, id) }()
+	eventually(t, "the command waits for the resume", func() bool {
+		s := e.get(id)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.move != nil && s.move.resume
+	})
+	if v := b.get(c, id); v.State != v1.StatePaused {
+		t.Errorf("during its snapshot: %s", v.State)
+	}
+	gate <- struct{}{}
+	if err := <-snapped; err != nil {
+		t.Error(err)
+	}
+	if err := <-ran; err != nil {
+		t.Error(err)
+	}
+	if back.guest(id).stands() {
+		t.Error("it is not resumed")
+	}
+}
+
+// An edge that dies at any point of a pause or a resume leaves a record by which the next one knows what to do.
+func TestCrashPoints(t *testing.T) {
+	t.Parallel()
+	for point, want := range map[v1.State]v1.State{v1.StatePausing: v1.StateRunning, v1.StatePaused: v1.StatePaused, v1.StateResuming: v1.StateRunning} {
+		t.Run(string(point), func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			back := newStandings(b)
+			path := filepath.Join(b.dir, "edge", "journal")
+			var kept []byte // the journal as it is when the edge dies
+			keep := func(at v1.State) func(context.Context, string) error {
+				return func(context.Context, string) (err error) {
+					if at == point {
+						kept, err = os.ReadFile(path)
+					}
+					return err
+				}
+			}
+			back.onPause, back.onResume = keep(v1.StatePausing), keep(v1.StateResuming)
+			e := b.start()
+			c := b.control(e)
+			id := b.mustCreate(c, e, func(r *v1.EdgeCreate) { r.Spec.MaxTTL = 36000 }).ID
+			before := b.get(c, id)
+			b.mustPause(c, id)
+			if err := keep(v1.StatePaused)(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+			if err := exec(t.Context(), c, id); err != nil {
+				t.Fatal(err)
+			}
+			heard := len(back.guest(id).notices())
+			if err := e.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, kept, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			back.onPause, back.onResume = nil, nil
+			back.guest(id).freeze(true)
+			b.now.Add(int64(time.Hour))
+			e = b.start()
+			c = b.control(e)
+			v := b.get(c, id)
+			if v.State != want || back.guest(id).stands() != (want == v1.StatePaused) || (v.PausedAt != nil) != (want == v1.StatePaused) || !v.ExpiresAt.Equal(*before.ExpiresAt) {
+				t.Errorf("after a death while it was %s: %+v", point, v)
+			}
+			if v.Usage.PausedSeconds < 3600 || v.Usage.PausedSeconds > 3700 {
+				t.Errorf("it stood still for an hour, not %v s", v.Usage.PausedSeconds)
+			}
+			if err := exec(t.Context(), c, id); err != nil {
+				t.Error(err)
+			}
+			eventually(t, "its guest hears for how long it stood still", func() bool {
+				n := back.guest(id).notices()
+				return len(n) == heard+1 && n[heard] >= time.Hour && n[heard] < time.Hour+time.Minute
+			})
+			b.mustPause(c, id)
+		})
 	}
 }

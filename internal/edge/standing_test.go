@@ -19,6 +19,8 @@ import (
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 	"dsec/internal/backend"
+	"dsec/internal/image/layer"
+	"dsec/internal/snapshot"
 )
 
 // standings is a backend whose sandboxes can stand still: then their guests take nothing from their
@@ -31,6 +33,7 @@ type standings struct {
 	onPause  func(ctx context.Context, id string) error // between the freeze and the end of a pause
 	onResume func(ctx context.Context, id string) error // before the thaw
 	activity func(id string) (*msg.Activity, error)
+	onPack   func(ctx context.Context, id string) error
 
 	mu     sync.Mutex
 	guests map[string]*standingGuest
@@ -208,9 +211,14 @@ func (c *standingConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+func (i *standingInstance) Pack(ctx context.Context, _ backend.PackOptions) (layer.Result, snapshot.Manifest, error) {
+	defer i.one()()
+	return layer.Result{}, snapshot.Manifest{}, i.s.onPack(ctx, i.ID())
+}
+
 func (i *standingInstance) one() func() {
 	if i.g.busy.Swap(true) {
-		i.s.t.Error("a pause or a resume while another is at work")
+		i.s.t.Error("a pause, a resume or a pack while another is at work")
 	}
 	return func() { i.g.busy.Store(false) }
 }

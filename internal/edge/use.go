@@ -46,6 +46,12 @@ func (u *using) seen() use {
 	return use{began: began, open: began - ended, last: time.Unix(0, u.lastUse.Load())}
 }
 
+// Input for a sandbox that cannot be resumed tries again, first after inputMin.
+const (
+	inputMin = 50 * time.Millisecond
+	inputMax = 10 * time.Second
+)
+
 // manner is what an operation of a guest means for whether its sandbox runs.
 type manner int
 
@@ -135,12 +141,24 @@ func (e *Edge) hear(s *sandbox) {
 // wakeForInput resumes a sandbox for input on a stream that it had before it was paused. The input
 // itself goes to the guest's socket meanwhile.
 func (e *Edge) wakeForInput(s *sandbox) {
-	ctx, cancel := context.WithTimeout(s.life, resumeTime)
-	defer cancel()
+	wait := time.NewTimer(0)
+	defer wait.Stop()
 	for {
 		n := s.inputs.Load()
-		if err := e.wake(ctx, s); err != nil && s.life.Err() == nil {
-			e.cfg.Log.Warn("input came for a sandbox that cannot run", "sandbox", s.snapshot().ID, "err", err)
+		for next := inputMin; ; next = min(2*next, inputMax) {
+			err := e.wake(s.life, s)
+			if err == nil || s.life.Err() != nil || s.seen().open == 0 {
+				break
+			}
+			// Nobody else will try for what is in the guest's socket.
+			e.cfg.Log.Info("input came for a sandbox that cannot run now", "sandbox", s.snapshot().ID, "err", err)
+			wait.Reset(next)
+			select {
+			case <-wait.C:
+				continue
+			case <-s.life.Done():
+			}
+			break
 		}
 		s.waking.Store(false)
 		if s.inputs.Load() == n || s.waking.Swap(true) { // else there was more for the next pause

@@ -80,7 +80,7 @@ func parseGone(text string) (id string, how v1.Ending) {
 	how.At, _ = strconv.ParseInt(f[1], 10, 64)
 	how.OOMKills, _ = strconv.ParseInt(f[4], 10, 64)
 	// Constants, not parts of the line, which would be kept for them.
-	for _, r := range []v1.EndReason{v1.EndRequest, v1.EndTTL, v1.EndLease} {
+	for _, r := range []v1.EndReason{v1.EndRequest, v1.EndTTL, v1.EndLease, v1.EndIdle, v1.EndEvicted} {
 		if f[2] == string(r) {
 			how.Reason = r
 		}

@@ -354,6 +354,7 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 		},
 		Largest: v1.Resources{CPUMillis: int64(runtime.NumCPU()) * 1000, MemoryBytes: memory}, // more would never be there
 		Reserve: edge.Reserve{MemoryBytes: n.opts.ReserveMemory, DiskBytes: n.opts.ReserveDisk},
+		Costs:   edge.Costs{Memory: memory},
 		Log:     n.opts.Log, Now: time.Now, Random: random,
 		BusyTime: func() time.Duration {
 			busy, err := busyTime()

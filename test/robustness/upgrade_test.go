@@ -36,13 +36,13 @@ func TestUpgrade(t *testing.T) {
 			running := b.Sandbox(t, c, client.Spec{MaxTTL: 3600, Lease: 1800})
 			paused := b.Sandbox(t, c, client.Spec{IdleTTL: 7200, OnIdle: v1.OnIdlePause})
 			var out, counted lockedBuffer
-			// Each writes to its stream until it is told to end.
 			script := `i=0; while [ ! -e /stop ]; do i=$((i+1)); echo $i; usleep 2000; done; exit 6`
 			p, err := running.Start(t.Context(), client.Command("sh", "-c", script), client.IO{Stdout: &out})
 			if err != nil {
 				t.Fatal(err)
 			}
-			q, err := paused.Start(t.Context(), client.Command("sh", "-c", script), client.IO{Stdout: &counted})
+			// Nobody is attached to this one: who comes back to a stream wakes its sandbox.
+			pid, err := paused.StartDetached(t.Context(), client.Command("sh", "-c", script))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -82,14 +82,18 @@ func TestUpgrade(t *testing.T) {
 			if d := time.Since(begun); err != nil || !exit.TimedOut || d < limit {
 				t.Errorf("a limit of %v: %+v, %v after %v", limit, exit, err, d)
 			}
-			for i, sb := range before {
-				// The first request to the paused one resumes it.
+			for _, sb := range before { // the first request to the paused one resumes it
 				if err := fresh.Sandbox(sb.ID()).WriteFile(t.Context(), "/stop", nil, 0); err != nil {
 					t.Fatal(err)
 				}
-				exit, err := [2]*client.Process{p, q}[i].Wait()
-				if err != nil || exit.Code != 6 {
-					t.Errorf("%s: %+v, %v", sb.ID(), exit, err)
+			}
+			q, err := fresh.Sandbox(paused.ID()).Attach(t.Context(), client.Selector{PID: pid}, client.IO{Stdout: &counted}, client.AttachOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for what, p := range map[string]*client.Process{"the one that ran": p, "the one that was paused": q} {
+				if exit, err := p.Wait(); err != nil || exit.Code != 6 {
+					t.Errorf("%s: %+v, %v", what, exit, err)
 				}
 			}
 			for _, o := range []*lockedBuffer{&out, &counted} {

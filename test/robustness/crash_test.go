@@ -130,7 +130,7 @@ func TestKilledServerKeepsItsPromises(t *testing.T) {
 	random := bed.Random(t)
 	b := bed.New(t, bed.Options{})
 	l := &ledger{live: map[string]promise{}}
-	for round := range 10 {
+	for round := range 8 {
 		ctx, cancel := context.WithCancel(t.Context())
 		killed := make(chan struct{})
 		dying := func() bool {

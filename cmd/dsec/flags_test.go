@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	v1 "dsec/api/v1"
 )
 
@@ -99,4 +101,45 @@ func TestQuietIsNotJSON(t *testing.T) {
 	for _, verb := range [][]string{{"ls"}, {"image", "ls"}, {"snapshot", "ls"}} {
 		c.fails(2, "", append(verb, "-q", "--json")...)
 	}
+}
+
+// A server that is started in the background gets every flag that its starter was given.
+func TestDetachedServerGetsAllFlags(t *testing.T) {
+	t.Parallel()
+	a := &app{contextFile: "/c"}
+	var f upFlags
+	cmd := a.upInto(&f)
+	given := map[string]string{
+		"slots": "7", "cpu-overcommit": "1.5", "memory-overcommit": "2.5", "swap": "file:3GiB", "store": "/s", "store-endpoint": "http://e", "store-region": "r", "store-latency": "3s",
+		"store-rate": "5", "image-cache": "6", "image-loading": "fuse", "image-read-ahead": "8", "build-cache": "9", "build-cache-age": "10h0m0s",
+		"collapse-below": "11", "reserve-memory": "12", "reserve-disk": "13", "tls-cert": "/cert", "tls-key": "/key", "insecure": "true", "log-level": "debug",
+		"listen": "127.0.0.1:1", "data": "/d",
+	}
+	for name, value := range given {
+		if err := cmd.Flags().Set(name, value); err != nil {
+			t.Fatal(name, err)
+		}
+	}
+	args, err := f.serverArgs("/d", a.contextFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got upFlags
+	again := a.upInto(&got)
+	again.Flags().String("context", "", "")
+	if err := again.ParseFlags(args[1:]); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Flags().VisitAll(func(flag *pflag.Flag) {
+		switch flag.Name {
+		case "detach", "json", "help": // of the starter
+			return
+		}
+		if _, set := given[flag.Name]; !set {
+			t.Errorf("--%s is not tried here", flag.Name)
+		}
+		if has := again.Flags().Lookup(flag.Name); !has.Changed || has.Value.String() != flag.Value.String() {
+			t.Errorf("--%s %s: the server gets %s", flag.Name, flag.Value, has.Value)
+		}
+	})
 }

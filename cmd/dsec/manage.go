@@ -237,28 +237,34 @@ func (a *app) versionCmd() *cobra.Command {
 	return cmd
 }
 
-// buildVersion is what the toolchain recorded: the module's version or the commit.
+// version is set by the linker (-X main.version=...), for releases.
+var version string
+
+// buildVersion is version, or else what the toolchain recorded: the module's version or the commit.
 func buildVersion() string {
+	if version != "" {
+		return version
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"
 	}
-	version, dirty := info.Main.Version, ""
+	recorded, dirty := info.Main.Version, ""
 	for _, s := range info.Settings {
 		switch {
-		case s.Key == "vcs.revision" && (version == "" || version == "(devel)"):
-			version = s.Value[:min(12, len(s.Value))]
+		case s.Key == "vcs.revision" && (recorded == "" || recorded == "(devel)"):
+			recorded = s.Value[:min(12, len(s.Value))]
 		case s.Key == "vcs.modified" && s.Value == "true":
 			dirty = "+changes"
 		}
 	}
-	if version == "" {
-		version = "unknown"
+	if recorded == "" {
+		recorded = "unknown"
 	}
-	if strings.HasSuffix(version, "+dirty") {
+	if strings.HasSuffix(recorded, "+dirty") {
 		dirty = ""
 	}
-	return version + dirty
+	return recorded + dirty
 }
 
 // needVerb is what a group does when it is called without one.

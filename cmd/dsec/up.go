@@ -41,7 +41,11 @@ type upFlags struct {
 }
 
 func (a *app) upCmd() *cobra.Command {
-	var f upFlags
+	return a.upInto(&upFlags{})
+}
+
+// upInto is the command that reads its flags into f.
+func (a *app) upInto(f *upFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use: "up", Short: "Run a server on this machine",
 		Long: `Runs everything on this machine: the API, the catalogue and one node for sandboxes.
@@ -91,9 +95,9 @@ same data directory takes them over. 'dsec down' removes them.`,
 				fmt.Fprintf(a.stderr, "dsec: WARNING: %s is open to the network without TLS: whoever reads its traffic gets the token, and with it root's means on this machine\n", f.opts.Listen)
 			}
 			if f.detach {
-				return a.upDetached(cmd.Context(), &f)
+				return a.upDetached(cmd.Context(), f)
 			}
-			return a.up(cmd.Context(), &f)
+			return a.up(cmd.Context(), f)
 		},
 	}
 	fl := c.Flags()
@@ -335,23 +339,9 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"up", "--data", data, "--listen", f.opts.Listen, "--log-level", f.level, "--slots", fmt.Sprint(f.opts.Slots),
-		"--cpu-overcommit", fmt.Sprint(f.opts.CPUOvercommit), "--memory-overcommit", fmt.Sprint(f.opts.MemoryOvercommit),
-		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk)}
-	args = append(args, "--store", f.opts.Objects.Store, "--store-endpoint", f.opts.Objects.Endpoint, "--store-region", f.opts.Objects.Region,
-		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache),
-		"--image-loading", f.loading, "--image-read-ahead", fmt.Sprint(f.opts.ReadAhead),
-		"--collapse-below", fmt.Sprint(f.opts.Collapse), "--build-cache", fmt.Sprint(f.opts.BuildCache), "--build-cache-age", f.opts.BuildCacheAge.String())
-	if f.insecure {
-		args = append(args, "--insecure")
-	}
-	for name, value := range map[string]string{"--tls-cert": f.cert, "--tls-key": f.key, "--context": a.contextFile} {
-		if value != "" {
-			if value, err = filepath.Abs(value); err != nil {
-				return err
-			}
-			args = append(args, name, value)
-		}
+	args, err := f.serverArgs(data, a.contextFile)
+	if err != nil {
+		return err
 	}
 	cmd := exec.Command(self, args...) // not bound to ctx: it outlives us
 	cmd.Stdout, cmd.Stderr = log, log
@@ -383,6 +373,29 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+// serverArgs are those of a server with f's flags that does not detach.
+func (f *upFlags) serverArgs(data, contextFile string) (args []string, err error) {
+	args = []string{"up", "--data", data, "--listen", f.opts.Listen, "--log-level", f.level, "--slots", fmt.Sprint(f.opts.Slots),
+		"--cpu-overcommit", fmt.Sprint(f.opts.CPUOvercommit), "--memory-overcommit", fmt.Sprint(f.opts.MemoryOvercommit),
+		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk)}
+	args = append(args, "--store", f.opts.Objects.Store, "--store-endpoint", f.opts.Objects.Endpoint, "--store-region", f.opts.Objects.Region,
+		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache),
+		"--swap", f.opts.Swap.String(), "--image-loading", f.loading, "--image-read-ahead", fmt.Sprint(f.opts.ReadAhead),
+		"--collapse-below", fmt.Sprint(f.opts.Collapse), "--build-cache", fmt.Sprint(f.opts.BuildCache), "--build-cache-age", f.opts.BuildCacheAge.String())
+	if f.insecure {
+		args = append(args, "--insecure")
+	}
+	for name, value := range map[string]string{"--tls-cert": f.cert, "--tls-key": f.key, "--context": contextFile} {
+		if value != "" {
+			if value, err = filepath.Abs(value); err != nil {
+				return nil, err
+			}
+			args = append(args, name, value)
+		}
+	}
+	return args, nil
 }
 
 // tail returns the end of what was written to a log since an offset.

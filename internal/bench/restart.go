@@ -231,7 +231,8 @@ func (k *killing) look(ctx context.Context) error {
 		switch v, ok := there[sb.ID()]; {
 		case !ok:
 			k.broken(&k.lost, fmt.Errorf("lost: %s is not there", sb.ID()))
-		case v.State != v1.StateRunning && v.State != v1.StatePaused:
+		case v.State == v1.StateRunning || v.State == v1.StatePausing || v.State == v1.StatePaused || v.State == v1.StateResuming:
+		default:
 			k.broken(&k.lost, fmt.Errorf("lost: %s is %s: %+v", sb.ID(), v.State, v.Error))
 		}
 		delete(there, sb.ID())

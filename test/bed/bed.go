@@ -227,6 +227,20 @@ func root() string {
 	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
 }
 
+// BuildVersion builds the program of this tree with another version into dir.
+func BuildVersion(ctx context.Context, dir, version string) (path string, err error) {
+	if _, err := Binary(); err != nil { // the guest that it has in it
+		return "", err
+	}
+	path = filepath.Join(dir, "dsec-"+version)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w -X main.version="+version, "-o", path, "./cmd/dsec")
+	cmd.Dir = root()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build dsec %s: %w\n%s", version, err, out)
+	}
+	return path, nil
+}
+
 // Binary is $DSEC_BIN, or the program built from this tree.
 var Binary = sync.OnceValues(func() (string, error) {
 	if bin := os.Getenv("DSEC_BIN"); bin != "" {

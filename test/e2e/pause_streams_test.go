@@ -34,8 +34,8 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-// pause pauses sb; what is on its way to it may prevent that, for a moment.
-func pause(t *testing.T, sb *client.Sandbox) {
+// stand pauses sb; what is on its way to it may prevent that, for a moment.
+func stand(t *testing.T, sb *client.Sandbox) {
 	t.Helper()
 	bed.Eventually(t, "pause", func() error {
 		r, err := sb.Pause(t.Context())
@@ -78,7 +78,7 @@ func TestStreamOverManyPauses(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		pause(t, sb)
+		stand(t, sb)
 		if i%2 == 0 {
 			resume(t, sb)
 			continue
@@ -145,7 +145,7 @@ func TestTimeLimitOverAPause(t *testing.T) {
 		return err
 	})
 	runs := time.Since(begun) // at most, before the pause
-	pause(t, sb)
+	stand(t, sb)
 	from := time.Now()
 	time.Sleep(paused)
 	stood := time.Since(from)
@@ -213,7 +213,7 @@ func TestBackgroundAndPortsOverAPause(t *testing.T) {
 	}
 	echo("before")
 	for i := range 5 {
-		pause(t, sb)
+		stand(t, sb)
 		if i%2 == 0 {
 			resume(t, sb)
 		}

@@ -99,8 +99,9 @@ func (r *batchRun) do(ctx context.Context, op *msg.BatchOp) *msg.End {
 	if open.Target == "" {
 		open.Target = r.stream.target
 	}
-	up, target, err := r.server.route(ctx, r.stream.principal, open)
-	if err == nil && up != nil {
+	to, err := r.server.route(ctx, r.stream.principal, open)
+	if err == nil && to.Conn != nil {
+		defer to.done()
 		// A stream of its own at the next hop, so it counts as one here too.
 		if q := r.stream.c.quota; q != nil {
 			if err := q.Take(); err != nil {
@@ -109,7 +110,7 @@ func (r *batchRun) do(ctx context.Context, op *msg.BatchOp) *msg.End {
 			defer q.Release()
 		}
 		end := new(msg.End)
-		if err := up.Call(ctx, target, op.Method, rawMessage(op.Body), (*rawBody)(end)); err != nil {
+		if err := to.Conn.Call(ctx, to.Target, op.Method, rawMessage(op.Body), (*rawBody)(end)); err != nil {
 			return &msg.End{Error: ToStatus(err)}
 		}
 		return end

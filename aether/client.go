@@ -18,7 +18,7 @@ type ClientConfig struct {
 	Capabilities []string
 	Window       int           // credit of a new stream towards us; 0: DefaultWindow
 	KeepAlive    time.Duration // ping period when silent, both ways; 0: 30 s; negative: none
-	WriteTimeout time.Duration // for the peer to take some data; 0: 30 s
+	WriteTimeout time.Duration // for the peer to take some data; 0: 30 s; negative: no limit
 	Handshake    time.Duration // for the whole handshake; 0: 10 s
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -165,6 +166,43 @@ func TestPeerStopsReading(t *testing.T) {
 			t.Fatalf("hidden %v: %v", hidden, err)
 		}
 		cs.Close()
+	}
+}
+
+// limits counts the deadlines that are set on a connection.
+type limits struct {
+	net.Conn
+	n atomic.Int64
+}
+
+func (c *limits) SetWriteDeadline(t time.Time) error {
+	if !t.IsZero() {
+		c.n.Add(1)
+	}
+	return c.Conn.SetWriteDeadline(t)
+}
+
+// A peer that may stand still for long is given all the time in the world.
+func TestNoWriteTimeout(t *testing.T) {
+	t.Parallel()
+	for _, timeout := range []time.Duration{-1, time.Minute} {
+		cs, ss := socketPair(t)
+		counted := &limits{Conn: ss}
+		srv := NewServer(ServerConfig{Handlers: testHandlers(), WriteTimeout: timeout})
+		served := make(chan error, 1)
+		go func() { served <- srv.ServeConn(context.Background(), counted) }()
+		p := newRawPeer(t, cs)
+		p.write(helloFrame(func(m *msg.Hello) { m.InitialCredit = MaxWindow }))
+		p.expect(typeWelcome)
+		p.write(openFrame(1, flagFin, "source", (&msg.ReadRequest{Length: 4 << 20}).AppendWire(nil)))
+		if n, err := io.CopyN(io.Discard, cs, 4<<20); err != nil {
+			t.Fatal(n, err)
+		}
+		cs.Close()
+		<-served
+		if n := counted.n.Load(); (n == 0) != (timeout < 0) {
+			t.Errorf("timeout %v: %d deadlines were set", timeout, n)
+		}
 	}
 }
 

@@ -168,7 +168,11 @@ func (s *Stream) handleData(h *header, payload []byte) error {
 	}
 	s.recvFin = fin
 	if peer := s.peer; peer != nil {
+		touch := s.touch
 		s.mu.Unlock()
+		if touch != nil {
+			touch()
+		}
 		return s.c.pass(peer, h, payload)
 	}
 	if s.err == nil {

@@ -13,11 +13,29 @@ import (
 // relayOpenLimit refuses new streams to an upstream connection that does not drain.
 const relayOpenLimit = 8 << 20
 
+// Relay is where a stream goes on.
+type Relay struct {
+	Conn   *Conn // nil: it is served here
+	Target string
+	// Touch, if set, is called for each frame of input that the client sends after OPEN, before it is passed on;
+	// by the goroutine that reads the client's connection, so it must not wait.
+	Touch func()
+	// Done, if set, is called once when the stream has ended, as Touch is.
+	Done func()
+}
+
+func (r *Relay) done() {
+	if r.Done != nil {
+		r.Done()
+	}
+}
+
 // splice joins a stream of a client (s, at this server) with a new stream of up. From
 // then on the readers of both connections forward its frames without decoding them, and
 // credit goes end to end, so a relay holds at most what the ends grant each other. It
 // never blocks a reader: frames for a stuck client wait in that client's own queue.
-func (c *Conn) splice(ctx context.Context, s *Stream, up *Conn, target string) error {
+func (c *Conn) splice(ctx context.Context, s *Stream, to Relay) error {
+	up := to.Conn
 	if up.server != nil {
 		return errs.New(errs.InternalError, "aether.relay", "the route is not a client connection")
 	}
@@ -34,7 +52,7 @@ func (c *Conn) splice(ctx context.Context, s *Stream, up *Conn, target string) e
 		timeout = max(time.Until(d), time.Microsecond)
 	}
 	u := newStream(up)
-	u.method, u.target, u.requestID, u.peer = s.method, target, s.requestID, s
+	u.method, u.target, u.requestID, u.peer = s.method, to.Target, s.requestID, s
 	leadUp, leadDown := false, false
 	defer func() {
 		if leadUp {
@@ -77,7 +95,7 @@ func (c *Conn) splice(ctx context.Context, s *Stream, up *Conn, target string) e
 		it.buf.put()
 	}
 	s.queue, s.head = nil, 0
-	s.peer = u
+	s.peer, s.touch, s.done = u, to.Touch, to.Done
 	return nil
 }
 
@@ -92,6 +110,17 @@ func (s *Stream) relayFrame(typ frameType, flags uint8, payload []byte) (lead bo
 	s.sendSeq++
 	s.sendFin = s.sendFin || flags&flagFin != 0
 	return s.c.w.add(&s.sendHead, payload)
+}
+
+// relayed tells whoever routed the stream that it has ended. s is the client's half.
+func (s *Stream) relayed() {
+	s.mu.Lock()
+	done := s.done
+	s.done = nil
+	s.mu.Unlock()
+	if done != nil {
+		done()
+	}
 }
 
 func (s *Stream) relayCredit(n int64) bool {
@@ -153,6 +182,7 @@ func (s *Stream) relayEnd(payload []byte) (lead bool) {
 	}
 	s.fail(errs.New(errs.StateConflict, s.method, "the operation has ended"))
 	lead = s.relayFrame(typeEnd, flagFin, payload)
+	s.relayed()
 	s.c.release()
 	return lead
 }
@@ -162,6 +192,7 @@ func (s *Stream) relayCanceled(up *Stream) {
 	if s.cancel != nil {
 		s.cancel()
 	}
+	s.relayed()
 	if !up.c.remove(up) {
 		return
 	}
@@ -177,6 +208,7 @@ func (s *Stream) relayLost(peer *Stream) {
 		if s.cancel != nil {
 			s.cancel()
 		}
+		s.relayed()
 		if peer.c.remove(peer) {
 			if peer.relayFrame(typeCancel, 0, nil) {
 				peer.c.w.flushOrHandOver()

@@ -26,8 +26,10 @@ func chain(t testing.TB, hops int, handlers map[string]Handler) (client *Conn, b
 	return c, between
 }
 
-func to(up *Conn) func(context.Context, any, *msg.Open) (*Conn, string, error) {
-	return func(_ context.Context, _ any, o *msg.Open) (*Conn, string, error) { return up, o.Target + ">", nil }
+func to(up *Conn) func(context.Context, any, *msg.Open) (Relay, error) {
+	return func(_ context.Context, _ any, o *msg.Open) (Relay, error) {
+		return Relay{Conn: up, Target: o.Target + ">"}, nil
+	}
 }
 
 func TestRelayTwoHops(t *testing.T) {
@@ -80,9 +82,9 @@ func TestRelayKeepsEarlyData(t *testing.T) {
 	t.Parallel()
 	up, _ := startPair(t, ServerConfig{}, ClientConfig{})
 	release := make(chan struct{})
-	c, _ := startPair(t, ServerConfig{Route: func(ctx context.Context, _ any, o *msg.Open) (*Conn, string, error) {
+	c, _ := startPair(t, ServerConfig{Route: func(ctx context.Context, _ any, o *msg.Open) (Relay, error) {
 		<-release // as if a sandbox had to resume first
-		return up, "", nil
+		return Relay{Conn: up}, nil
 	}}, ClientConfig{})
 	s, err := c.Open(t.Context(), "", "sink", nil)
 	if err != nil {
@@ -333,14 +335,14 @@ func TestRelayWindows(t *testing.T) {
 
 func TestRelayRouteErrorsAndLocalMethods(t *testing.T) {
 	t.Parallel()
-	c, _ := startPair(t, ServerConfig{Route: func(_ context.Context, _ any, o *msg.Open) (*Conn, string, error) {
+	c, _ := startPair(t, ServerConfig{Route: func(_ context.Context, _ any, o *msg.Open) (Relay, error) {
 		switch o.Target {
 		case "gone":
-			return nil, "", errs.New(errs.SandboxGone, "route", "it was removed")
+			return Relay{}, errs.New(errs.SandboxGone, "route", "it was removed")
 		case "panic":
 			panic("route")
 		}
-		return nil, "", nil
+		return Relay{}, nil
 	}}, ClientConfig{})
 	if err := c.Call(t.Context(), "", "echo", nil, nil); err != nil {
 		t.Fatal(err)
@@ -358,17 +360,17 @@ func TestRelayBatch(t *testing.T) {
 	up1, _ := startPair(t, ServerConfig{}, ClientConfig{})
 	up2, _ := startPair(t, ServerConfig{}, ClientConfig{})
 	var whole atomic.Int64
-	c, _ := startPair(t, ServerConfig{Route: func(_ context.Context, _ any, o *msg.Open) (*Conn, string, error) {
+	c, _ := startPair(t, ServerConfig{Route: func(_ context.Context, _ any, o *msg.Open) (Relay, error) {
 		if o.Method == MethodBatch {
 			whole.Add(1)
 		}
 		switch o.Target {
 		case "a":
-			return up1, "A", nil
+			return Relay{Conn: up1, Target: "A"}, nil
 		case "b":
-			return up2, "B", nil
+			return Relay{Conn: up2, Target: "B"}, nil
 		}
-		return nil, "", nil
+		return Relay{}, nil
 	}}, ClientConfig{})
 	r, err := c.Batch(t.Context(), &msg.Batch{Parallel: 3, Ops: []*msg.BatchOp{
 		{Method: "where", Target: "a"}, {Method: "where", Target: "b"}, {Method: "fail", Target: "a"}, {Method: "where"},
@@ -486,4 +488,60 @@ func BenchmarkRelayCallParallel(b *testing.B) {
 func BenchmarkRelayStream(b *testing.B) {
 	c, _ := chain(b, 2, nil)
 	benchStream(b, c)
+}
+
+// Whoever routed a stream hears of each frame of input, and once of its end, whichever end that is.
+func TestRelayTellsOfInputAndEnd(t *testing.T) {
+	t.Parallel()
+	up, _ := startPair(t, ServerConfig{}, ClientConfig{})
+	var touched, done atomic.Int64
+	cfg := ServerConfig{Route: func(_ context.Context, _ any, o *msg.Open) (Relay, error) {
+		return Relay{Conn: up, Touch: func() { touched.Add(1) }, Done: func() { done.Add(1) }}, nil
+	}}
+	c, _ := startPair(t, cfg, ClientConfig{})
+	joined := func() *Stream {
+		s, err := c.Open(t.Context(), "", "pipe", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the first may come before the stream is joined
+			if err := s.Send(t.Context(), KindInput, []byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Recv(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return s
+	}
+	s := joined()
+	if n := touched.Load(); n < 1 || n > 2 {
+		t.Errorf("touched %d times by two frames", n)
+	}
+	if n := done.Load(); n != 0 {
+		t.Errorf("done %d times while it is open", n)
+	}
+	s.CloseSend()
+	drain(t, s)
+	eventually(t, func() bool { return done.Load() == 1 })
+	joined().Cancel()
+	eventually(t, func() bool { return done.Load() == 2 })
+	joined()
+	c.Close()
+	eventually(t, func() bool { return done.Load() == 3 })
+
+	c, _ = startPair(t, cfg, ClientConfig{})
+	if _, err := c.Batch(t.Context(), &msg.Batch{Ops: []*msg.BatchOp{{Method: "where", Target: "a"}, {Method: "where", Target: "b"}}}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return done.Load() == 4 }) // it was relayed whole
+	joined()
+	up.Close()
+	eventually(t, func() bool { return done.Load() == 5 })
+	if err := c.Call(t.Context(), "", "echo", nil, nil); !errors.Is(err, errs.ConnectionLost) {
+		t.Error(err)
+	}
+	if n := done.Load(); n != 6 {
+		t.Errorf("done %d times after a stream that could not go on", n)
+	}
 }

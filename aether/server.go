@@ -25,10 +25,10 @@ type ServerConfig struct {
 	// Auth checks the client's HELLO; its result is Stream.Principal. Nil lets everybody in.
 	Auth func(ctx context.Context, hello *msg.Hello) (principal any, err error)
 
-	// Route may hand a stream to another server: when it returns a Conn, the stream goes
-	// on there under the new target, frame by frame. Nil, nil: serve it here. It runs on a
+	// Route may hand a stream to another server: when it returns a Relay with a Conn, the
+	// stream goes on there under the new target, frame by frame. Without: serve it here. It runs on a
 	// goroutine of its own and may wait (for a sandbox to resume, say) until ctx ends.
-	Route func(ctx context.Context, principal any, open *msg.Open) (up *Conn, target string, err error)
+	Route func(ctx context.Context, principal any, open *msg.Open) (Relay, error)
 
 	// Quota bounds the operations that one principal has open over all its connections;
 	// nil, or a nil result: no bound but MaxStreams.
@@ -40,7 +40,7 @@ type ServerConfig struct {
 	Window       int           // credit of a new stream towards us; 0: DefaultWindow
 	MaxStreams   int           // per connection; 0: DefaultMaxStreams
 	KeepAlive    time.Duration // at most this ping period; 0: 30 s; negative: no pings
-	WriteTimeout time.Duration // for the peer to take some data; 0: 30 s
+	WriteTimeout time.Duration // for the peer to take some data; 0: 30 s; negative: no limit
 	Handshake    time.Duration // 0: 10 s
 
 	// Log is told of panics in handlers and of connections that ended with an error.
@@ -287,12 +287,13 @@ func streamContext(parent context.Context, open *msg.Open) (context.Context, con
 
 // serve runs one stream to its end.
 func (c *Conn) serve(ctx context.Context, s *Stream, open *msg.Open) {
-	up, target, err := c.server.route(ctx, s.principal, open)
-	if err == nil && up != nil {
-		if err = c.splice(ctx, s, up, target); err == nil {
+	to, err := c.server.route(ctx, s.principal, open)
+	if err == nil && to.Conn != nil {
+		if err = c.splice(ctx, s, to); err == nil {
 			s.cancel() // the readers forward it from here on, to who keeps the deadline
 			return
 		}
+		to.done()
 	}
 	var m Message
 	if err == nil {
@@ -303,9 +304,9 @@ func (c *Conn) serve(ctx context.Context, s *Stream, open *msg.Open) {
 	c.release()
 }
 
-func (s *Server) route(ctx context.Context, principal any, open *msg.Open) (up *Conn, target string, err error) {
+func (s *Server) route(ctx context.Context, principal any, open *msg.Open) (to Relay, err error) {
 	if s.cfg.Route == nil {
-		return nil, "", nil
+		return Relay{}, nil
 	}
 	defer s.recovered(open.Method, &err)
 	return s.cfg.Route(ctx, principal, open)

@@ -54,6 +54,8 @@ type Stream struct {
 	end     *item // client: the END frame
 	err     *errs.Error
 	peer    *Stream // the other half of a relayed stream
+	touch   func()  // those of the Relay; of the client's half
+	done    func()
 	ready   chan struct{}
 	funded  chan struct{} // closed when credit arrives; nil when nobody waits
 }
@@ -88,6 +90,10 @@ func (s *Stream) Body() []byte { return s.body }
 
 // Principal returns what the server's Auth made of the client's token.
 func (s *Stream) Principal() any { return s.principal }
+
+// Batched tells whether the operation is one of a batch: then it has a request and a
+// response, and nothing else.
+func (s *Stream) Batched() bool { return s.c == nil }
 
 // Parse decodes the request.
 func (s *Stream) Parse(req Message) error {

@@ -322,8 +322,10 @@ func (w *writer) writeSlowly(p []byte) error {
 	}
 	for len(p) > 0 {
 		piece := p[:min(len(p), writePiece)]
-		if err := w.conn.SetWriteDeadline(time.Now().Add(w.timeout)); err != nil {
-			return err
+		if w.timeout > 0 {
+			if err := w.conn.SetWriteDeadline(time.Now().Add(w.timeout)); err != nil {
+				return err
+			}
 		}
 		n, err := w.conn.Write(piece)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -333,6 +335,9 @@ func (w *writer) writeSlowly(p []byte) error {
 			return err
 		}
 		p = p[n:]
+	}
+	if w.timeout <= 0 {
+		return nil
 	}
 	return w.conn.SetWriteDeadline(time.Time{})
 }

@@ -11,6 +11,9 @@
 //
 //   - sandboxes: [Client.Create], [Client.CreateMany], [Client.All], [Client.Resolve],
 //     [Client.Get], [Client.Stats], [Sandbox.Delete], [Client.DeleteMany]
+//   - while nobody needs them: [Sandbox.Pause], [Client.PauseMany], [Sandbox.Hint]; any
+//     operation resumes a sandbox, as do [Sandbox.Resume] and [Client.ResumeMany]; what they
+//     use: [Client.Usage]
 //   - commands: [Sandbox.Run] and [Sandbox.Exec] for their output at the end,
 //     [Sandbox.Start] for streams, stdin, terminals and signals
 //   - in the background: [Sandbox.StartDetached], [Sandbox.Attach], [Sandbox.Wait],

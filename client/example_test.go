@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"time"
 
+	v1 "dsec/api/v1"
 	"dsec/client"
 	"dsec/internal/clienttest"
 )
@@ -56,6 +58,57 @@ func ExampleClient_CreateMany() {
 	}
 	fmt.Println(n, "sandboxes")
 	// Output: 20 sandboxes
+}
+
+// A job that is preempted leaves its memory to others, by one request.
+func ExampleClient_PauseMany() {
+	c, stop := exampleServer()
+	defer stop()
+	ctx := context.Background()
+	job := map[string]string{"job": "train-7"}
+	for _, err := range c.CreateMany(ctx, client.Spec{Image: "busybox", Labels: job}, 20) {
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	paused, freed := 0, int64(0)
+	for r, err := range c.PauseMany(ctx, v1.PauseRequest{Labels: job}) {
+		switch {
+		case err != nil: // the request's
+			log.Fatal(err)
+		case r.Error != nil: // a sandbox's
+			log.Print(r.ID, ": ", r.Error)
+		default:
+			paused++
+			freed += r.FreedBytes
+		}
+	}
+	fmt.Println(paused, "paused,", freed>>20, "MiB freed")
+	// Output: 20 paused, 1280 MiB freed
+}
+
+// While the model thinks, its sandbox need not hold memory.
+func ExampleSandbox_Hint() {
+	c, stop := exampleServer()
+	defer stop()
+	ctx := context.Background()
+	sb, err := c.Create(ctx, client.Spec{Image: "busybox"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	h, err := sb.Hint(ctx, 5*time.Minute) // when the next tool call is expected
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(h.Action)
+	res, err := sb.Run(ctx, "echo", "resumed by this") // sooner than expected: it works all the same
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Print(string(res.Stdout))
+	// Output:
+	// pause
+	// resumed by this
 }
 
 func ExampleSandbox_Start() {

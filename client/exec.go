@@ -18,7 +18,8 @@ type Cmd struct {
 	User string // name or uid, with :group if wanted; empty: the sandbox's
 	// Timeout kills the whole process group after this time; IdleTimeout after this time
 	// without output. The output so far is returned, and Exit says what happened. The guest
-	// keeps these limits; one that is silent for 10 s more is errs.GuestUnreachable.
+	// keeps these limits; one that is silent for 10 s more is errs.GuestUnreachable. Time that
+	// the sandbox is paused does not count.
 	// If the limit passes before the command could be started, since data of the image is not
 	// here and the store does not answer, the error is errs.DeadlineExceeded.
 	Timeout, IdleTimeout time.Duration
@@ -108,7 +109,7 @@ func MaxOutput(n uint64) ExecOption { return func(r *msg.ExecRequest) { r.MaxOut
 // a command that outlives a lost connection, use [Sandbox.Start].
 func (s *Sandbox) Exec(ctx context.Context, cmd Cmd, opts ...ExecOption) (*Result, error) {
 	var resp msg.ExecResult
-	ctx, limit := patient(ctx, cmd.Timeout, 0)
+	ctx, limit := s.patient(ctx, cmd.Timeout, 0)
 	err := s.call(ctx, "process.exec", execRequest(cmd, opts), &resp)
 	if err = limit.stop(ctx, s, err); err != nil {
 		return nil, fmt.Errorf("exec %s: %w", cmd.Path, err)

@@ -3,8 +3,6 @@ package client
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net/http"
 	"time"
 
 	"dsec/api/v1/errs"
@@ -13,13 +11,7 @@ import (
 // Renew renews the lease of a sandbox that was created with Spec.Lease: it is removed when
 // it was not renewed for so long. [Sandbox.KeepAlive] does it again and again.
 func (s *Sandbox) Renew(ctx context.Context) error {
-	if err := element(s.id, false, errs.SandboxNotFound); err != nil {
-		return err
-	}
-	if err := s.c.call(ctx, http.MethodPost, "/v1/sandboxes/"+s.id+"/renew", nil, nil, nil); err != nil {
-		return fmt.Errorf("renew sandbox %s: %w", s.id, err)
-	}
-	return nil
+	return s.manage(ctx, "renew", nil, nil)
 }
 
 // renewals are how often a lease is renewed: some may fail.

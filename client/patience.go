@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 )
 
@@ -16,11 +17,15 @@ const guestGrace = 10 * time.Second
 // errSilent is why a patience's context ended.
 var errSilent = errors.New("the guest is silent")
 
-// patience ends an operation whose guest does not keep the operation's time limits.
+// patience ends an operation whose guest does not keep the operation's time limits. Those count
+// what the sandbox runs: when they seem to be over, the sandbox may be paused, or have been.
 type patience struct {
 	limit, idle time.Duration
 	start       time.Time
 	cancel      context.CancelCauseFunc
+	ctx         context.Context
+	sandbox     func(context.Context) (*v1.Sandbox, error)
+	pauses      int64 // of the sandbox, that were allowed for; look's only
 
 	mu    sync.Mutex
 	timer *time.Timer // nil without limits
@@ -29,13 +34,18 @@ type patience struct {
 }
 
 // patient returns a context that also ends a while after the limits, of which 0 is none.
-func patient(ctx context.Context, limit, idle time.Duration) (context.Context, *patience) {
+func (s *Sandbox) patient(ctx context.Context, limit, idle time.Duration) (context.Context, *patience) {
+	return patient(ctx, limit, idle, func(ctx context.Context) (*v1.Sandbox, error) { return s.c.Get(ctx, s.id) })
+}
+
+func patient(ctx context.Context, limit, idle time.Duration, sandbox func(context.Context) (*v1.Sandbox, error)) (context.Context, *patience) {
 	now := time.Now()
-	p := &patience{limit: limit, idle: idle, start: now, heard: now}
+	p := &patience{limit: limit, idle: idle, start: now, heard: now, sandbox: sandbox}
 	if limit <= 0 && idle <= 0 {
 		return ctx, p
 	}
 	ctx, p.cancel = context.WithCancelCause(ctx)
+	p.ctx = ctx
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.timer = time.AfterFunc(time.Until(p.end()), p.look)
@@ -58,16 +68,49 @@ func (p *patience) end() time.Time {
 }
 
 func (p *patience) look() {
+	if p.ctx.Err() != nil {
+		return
+	}
+	if p.left() > 0 || p.paused() {
+		p.mu.Lock()
+		p.timer.Reset(time.Until(p.end()))
+		p.mu.Unlock()
+		return
+	}
+	p.cancel(errSilent)
+}
+
+func (p *patience) left() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.busy {
 		p.heard = time.Now()
 	}
-	if left := time.Until(p.end()); left > 0 {
-		p.timer.Reset(left)
-		return
+	return time.Until(p.end())
+}
+
+// paused asks whether the sandbox is paused, or was again since the last time it was asked, and
+// then allows for that: until the next look, or with all of the time once more. A guest that
+// stopped in a sandbox that was paused at any time before is so found out one time later.
+func (p *patience) paused() bool {
+	ctx, cancel := context.WithTimeout(p.ctx, guestGrace)
+	defer cancel()
+	v, err := p.sandbox(ctx)
+	if err != nil {
+		return false
 	}
-	p.cancel(errSilent)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch v.State {
+	case v1.StatePausing, v1.StatePaused, v1.StateResuming:
+	default:
+		if v.Pauses == p.pauses {
+			return false
+		}
+		p.pauses, p.start = v.Pauses, time.Now()
+	}
+	p.heard = time.Now()
+	return true
 }
 
 // take notes that the guest sent something, which the caller has taken when busy is false.

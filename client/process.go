@@ -82,7 +82,7 @@ func (s *Sandbox) Start(ctx context.Context, cmd Cmd, o IO) (*Process, error) {
 	}
 	p := s.newProcess(ctx, o)
 	p.owned = true
-	p.ctx, p.limit = patient(p.ctx, cmd.Timeout, cmd.IdleTimeout)
+	p.ctx, p.limit = s.patient(p.ctx, cmd.Timeout, cmd.IdleTimeout)
 	st, err := s.open(p.ctx, "process.start", req)
 	if err != nil {
 		defer p.cancel()

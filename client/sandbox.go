@@ -149,8 +149,8 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// maxDelete is how many ids one request may hold.
-const maxDelete = 10000
+// maxIDs is how many ids one request may hold.
+const maxIDs = 10000
 
 // DeleteMany removes what req selects and yields each outcome as it comes. An error
 // without an id is the request's own. Leaving the loop ends the request, and what was not
@@ -158,8 +158,8 @@ const maxDelete = 10000
 func (c *Client) DeleteMany(ctx context.Context, req v1.DeleteRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		parts := [][]string{req.IDs}
-		if len(req.IDs) > maxDelete {
-			parts = slices.Collect(slices.Chunk(req.IDs, maxDelete))
+		if len(req.IDs) > maxIDs {
+			parts = slices.Collect(slices.Chunk(req.IDs, maxIDs))
 		}
 		for _, ids := range parts {
 			req.IDs = ids

@@ -99,7 +99,7 @@ func (s *Session) Sh(ctx context.Context, line string) (*SessionResult, error) {
 func (s *Session) Exec(ctx context.Context, cmd SessionCommand) (*SessionResult, error) {
 	var m msg.SessionResult
 	req := &msg.SessionRunRequest{Id: s.info.Id, Command: cmd.Line, TimeoutMs: millis(cmd.Timeout), MaxOutput: cmd.MaxOutput}
-	ctx, limit := patient(ctx, cmd.Timeout, 0)
+	ctx, limit := s.sb.patient(ctx, cmd.Timeout, 0)
 	err := s.sb.call(ctx, "session.exec", req, &m)
 	if err = limit.stop(ctx, s.sb, err); err != nil {
 		return nil, fmt.Errorf("session %s: %w", s.info.Id, err)
@@ -110,7 +110,7 @@ func (s *Session) Exec(ctx context.Context, cmd SessionCommand) (*SessionResult,
 // Run runs a line and writes its output as it comes; nil writers drop it. When ctx ends or
 // a writer fails, the line's command is killed; the shell stays if it can.
 func (s *Session) Run(ctx context.Context, cmd SessionCommand, stdout, stderr io.Writer) (*SessionResult, error) {
-	ctx, limit := patient(ctx, cmd.Timeout, 0)
+	ctx, limit := s.sb.patient(ctx, cmd.Timeout, 0)
 	defer limit.stop(ctx, s.sb, nil)
 	st, err := s.sb.open(ctx, "session.run", &msg.SessionRunRequest{Id: s.info.Id, Command: cmd.Line, TimeoutMs: millis(cmd.Timeout)})
 	if err != nil {

@@ -2348,7 +2348,7 @@ func (m *ResumedRequest) merge(b []byte) error {
 type Activity struct {
 	Commands     uint32 // processes that were started over the guest and have not ended
 	BusySessions uint32 // sessions that run a command
-	Streams      uint32 // attached streams and connections to ports
+	Streams      uint32 // operations under way: attached streams, connections to ports, transfers
 }
 
 // AppendWire appends m's encoding to b.

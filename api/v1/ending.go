@@ -29,7 +29,12 @@ var endings = map[EndReason]string{
 	EndRequest: "somebody asked for it",
 	EndTTL:     "it reached its time to live",
 	EndLease:   "nobody renewed its lease",
+	EndIdle:    "nobody used it for its idle time",
+	EndEvicted: "its node was short of memory",
 }
+
+// Words says why in words; empty for a reason that this version does not know.
+func (r EndReason) Words() string { return endings[r] }
 
 // Err is what a request for the sandbox is answered: when it was removed, and why. The
 // details have the same for programs.
@@ -44,7 +49,7 @@ func (e Ending) Err(phase, id string) *errs.Error {
 	}
 	if e.Reason != "" {
 		x.With("end_reason", string(e.Reason))
-		if why := endings[e.Reason]; why != "" {
+		if why := e.Reason.Words(); why != "" {
 			x.Message += ": " + why
 		}
 	}

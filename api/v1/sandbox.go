@@ -140,6 +140,7 @@ type Sandbox struct {
 	Error       *Problem           `json:"error,omitempty" doc:"Cause of failed or lost."`
 	EndReason   EndReason          `json:"end_reason,omitempty" enum:"request,ttl,lease,idle,evicted" doc:"Why it is or was removed: somebody asked, it reached max_ttl_s, nobody renewed its lease, nobody used it for idle_ttl_s, or its node was short of memory."`
 	OOMKills    int64              `json:"oom_kills,omitempty" doc:"Processes that its memory limit has killed, as far as was noticed; usage has the present count."`
+	LastOOM     *OOMKill           `json:"last_oom,omitempty" doc:"The last of these of which more than the number is known."`
 	CreateMS    float64            `json:"create_ms,omitempty" doc:"Time the edge took to create it, milliseconds."`
 	Steps       map[string]float64 `json:"steps_ms,omitempty" doc:"Time of each step of the create, milliseconds."`
 	Layers      []LayerCache       `json:"layers,omitempty" doc:"What its node has of its image. Only in the answer for one sandbox."`
@@ -149,8 +150,18 @@ type Sandbox struct {
 	IdempotencyKey string `json:"idempotency_key,omitempty"`
 }
 
+// OOMKill is one process of a sandbox that the kernel killed for want of memory.
+type OOMKill struct {
+	Time        time.Time `json:"time"`
+	Command     string    `json:"command" doc:"Name of the process as the kernel has it, its first 15 bytes."`
+	PID         int       `json:"pid,omitempty" doc:"Its number in the sandbox; 0: it was gone before that was known."`
+	MemoryBytes int64     `json:"memory_bytes" doc:"That it had."`
+	LimitBytes  int64     `json:"limit_bytes,omitempty" doc:"The sandbox's memory limit, which it met. 0: the node ran out of memory."`
+}
+
 // Usage of a sandbox, read from its cgroup, and what it used of its node's cache of image data. A
-// restart of the server changes none of it; if the server was killed, the latter lacks the last second.
+// restart of the server changes none of it; if the server was killed, the latter lacks the last second, and
+// sent_bytes and paused_seconds the last ten.
 type Usage struct {
 	CPUSeconds       float64 `json:"cpu_seconds"`
 	MemoryBytes      int64   `json:"memory_bytes"`
@@ -160,16 +171,46 @@ type Usage struct {
 	OOMKills         int64   `json:"oom_kills"`
 	ForksRefused     int64   `json:"forks_refused" doc:"By the limit of processes."`
 	SwapBytes        int64   `json:"swap_bytes" doc:"Of its memory, what is swapped out."`
-	MemoryGiBSeconds float64 `json:"memory_gib_seconds" doc:"Integral of memory_bytes over its life, GiB·s, sampled."`
+	MemoryGiBSeconds float64 `json:"memory_gib_seconds" doc:"Integral of memory_bytes over its life, GiB·s. It is read with each change of state, whenever somebody asks, and every ten seconds."`
 	PausedSeconds    float64 `json:"paused_seconds" doc:"That it was paused, added up."`
-	IOReadBytes      int64   `json:"io_read_bytes" doc:"That its processes read from disks."`
-	IOWrittenBytes   int64   `json:"io_written_bytes" doc:"That its processes wrote to disks."`
-	SentBytes        int64   `json:"sent_bytes" doc:"That left it: by connections to its ports, output of commands, and files."`
+	IOReadBytes      int64   `json:"io_read_bytes" doc:"That its processes, those that have ended included, read from disks: also ahead of what they asked for, and from swap. Not what the kernel had in memory, nor what a process read that ended unnoticed since its parent ignores that."`
+	IOWrittenBytes   int64   `json:"io_written_bytes" doc:"That its processes wrote to files on disks, counted when it is in memory for that, in whole pages, and not if the file is removed or cut before it is written."`
+	SentBytes        int64   `json:"sent_bytes" doc:"That left it: by connections to its ports, output of commands, files, and what the protocol needs for them."`
 
 	ImageReadBytes    int64   `json:"image_read_bytes" doc:"Of its image's data, that the kernel asked the node's cache for on behalf of its processes, read-ahead included. Not seen are reads of what the kernel has in memory, and as a rule of layers that are whole on the node."`
 	ImageWaitedBytes  int64   `json:"image_waited_bytes" doc:"Of those, what was not on the node when it was asked for."`
 	ImageWaitSeconds  float64 `json:"image_wait_seconds" doc:"That its processes waited for it, added up."`
 	ImageFetchedBytes int64   `json:"image_fetched_bytes" doc:"Of its image's data, uncompressed, that were fetched from the object store because it was the first to ask, and ahead of its reads. What is fetched to warm an image, or since earlier starts read it, counts for no sandbox."`
+}
+
+// SandboxUsage is what one of several sandboxes uses, or why it cannot be read.
+type SandboxUsage struct {
+	ID          string            `json:"id"`
+	Node        string            `json:"node,omitempty"`
+	State       State             `json:"state,omitempty"`
+	QoS         QoS               `json:"qos,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	CPUMillis   int64             `json:"cpu_millis,omitempty" doc:"Its limit."`
+	MemoryBytes int64             `json:"memory_bytes,omitempty" doc:"Its limit."`
+	Usage       *Usage            `json:"usage,omitempty" doc:"Without disk_bytes, which the answer for one sandbox has."`
+	Error       *Problem          `json:"error,omitempty"`
+}
+
+// NodeUsage is what a node and its sandboxes use at a moment.
+type NodeUsage struct {
+	Node        Node           `json:"node"`
+	At          time.Time      `json:"at" doc:"When it was read."`
+	CPUMillis   int64          `json:"cpu_millis" doc:"That the machine has."`
+	CPUSeconds  float64        `json:"cpu_seconds" doc:"That its processors were busy since it started, whoever kept them so."`
+	MemoryBytes int64          `json:"memory_bytes" doc:"That the machine has."`
+	Items       []SandboxUsage `json:"items"`
+	Error       *Problem       `json:"error,omitempty" doc:"Why it cannot be read; the items are then without usage."`
+}
+
+// UsageList is what sandboxes use, by their nodes.
+type UsageList struct {
+	Nodes   []NodeUsage    `json:"nodes"`
+	Unknown []SandboxUsage `json:"unknown,omitempty" doc:"Ids that were asked for and belong to no node, with the cause."`
 }
 
 // SandboxList is a page of sandboxes and the revision it was read at.

@@ -396,6 +396,30 @@ type EdgePause struct {
 	Why PauseReason `json:"why,omitempty"` // of a pause; empty: request
 }
 
+// EdgePaused is an edge's answer for one sandbox of an EdgePause.
+type EdgePaused struct {
+	PauseResult
+	Sandbox *Sandbox `json:"sandbox,omitempty"` // as it is now: whoever asked may list it before the watch tells
+}
+
+// EdgeDelete is what the apiserver asks an edge for: sandboxes to remove. It travels in
+// aether/msg.Document; the answer is a Document with an EdgeDeleted for each, as they end.
+type EdgeDelete struct {
+	IDs []string `json:"ids"`
+}
+
+// EdgeDeleted is the outcome for one sandbox of an EdgeDelete.
+type EdgeDeleted struct {
+	DeleteResult
+	Sandbox *Sandbox `json:"sandbox,omitempty"` // as it was last
+}
+
+// EdgeUsage is what the apiserver asks an edge for: what sandboxes use. It travels in
+// aether/msg.Document, as does the answer, a NodeUsage.
+type EdgeUsage struct {
+	IDs []string `json:"ids,omitempty"` // none: all, as they were within the last second
+}
+
 // EdgeHint is what the apiserver tells an edge. It travels in aether/msg.Document.
 type EdgeHint struct {
 	ID string `json:"id"`

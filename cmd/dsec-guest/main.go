@@ -149,8 +149,10 @@ func newServer(cfg *msg.BootConfig, memory int) (*aether.Server, error) {
 		Version: version, User: cfg.User, Cwd: cfg.Cwd,
 	})
 	return aether.NewServer(aether.ServerConfig{
-		Handlers: g.Handlers(), Node: cfg.Sandbox, Generation: cfg.Generation, KeepAlive: -1, // the edge is on this machine: its death closes the socket
-		Log: logEvent,
+		Handlers: g.Handlers(), Node: cfg.Sandbox, Generation: cfg.Generation, Log: logEvent,
+		// The edge is on this machine: its death closes the socket. A time limit would pass while
+		// the sandbox is paused, in the middle of a write.
+		KeepAlive: -1, WriteTimeout: -1,
 	}), nil
 }
 

@@ -130,7 +130,11 @@ func eventCause(e v1.Event) string {
 	sb := e.Sandbox
 	switch {
 	case e.Type == v1.EventOOM:
-		return fmt.Sprintf("memory limit %s: %s killed so far", size(sb.Spec.MemoryBytes), count(int(sb.OOMKills), "process"))
+		text := fmt.Sprintf("memory limit %s: %s killed so far", size(sb.Spec.MemoryBytes), count(int(sb.OOMKills), "process"))
+		if sb.LastOOM != nil {
+			text += ", last " + victim(*sb.LastOOM)
+		}
+		return text
 	case sb.EndReason != "":
 		return string(sb.EndReason)
 	case sb.Error != nil:

@@ -109,7 +109,7 @@ func (a *app) ended(x client.Exit) error {
 	case x.OOMKilled:
 		a.note("the command was killed: memory limit %s", size(x.MemoryLimit))
 	case x.OOMKills > 0:
-		a.note("while the command ran, processes of the sandbox were killed: %d, memory limit %s", x.OOMKills, size(x.MemoryLimit))
+		a.note("while the command ran, processes of the sandbox were killed: %d, memory limit %s ('dsec inspect' names the last)", x.OOMKills, size(x.MemoryLimit))
 	}
 	if x.Code != 0 {
 		return &codeError{code: x.Code}

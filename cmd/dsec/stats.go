@@ -29,14 +29,16 @@ func (a *app) statsCmd() *cobra.Command {
 	var watch, asJSON bool
 	var every time.Duration
 	cmd := &cobra.Command{
-		Use: "stats [ID...]", Short: "Show what sandboxes use: CPU, memory, processes, disk, image data",
+		Use: "stats [ID...]", Short: "Show what sandboxes use: CPU, memory, processes, disk, bytes sent, image data",
 		Long: `Stats shows the use of the named sandboxes, of those with all given labels, or of all that run.
 CORES is the CPU used between two readings, --interval apart; --interval 0 reads once and leaves it
-out. PEAK is the most memory that a sandbox ever had, IMAGE READ what it read of its image through the
+out. PEAK is the most memory that a sandbox ever had, SWAP what of it is swapped out, GIB·S its memory
+times the seconds that it had it. IO is what its processes read from disks and wrote, SENT what left it; IMAGE READ what it read of its image through the
 node's cache, FETCHED what had to be fetched for it. With --watch it goes on until Ctrl-C.
 
 With --json each sandbox is a line of a reading: cpu_seconds (in all), cpu_cores,
-memory_bytes, peak_memory_bytes, processes, disk_bytes, image_read_bytes, image_waited_bytes,
+memory_bytes, peak_memory_bytes, swap_bytes, memory_gib_seconds, paused_seconds, processes, disk_bytes,
+io_read_bytes, io_written_bytes, sent_bytes, image_read_bytes, image_waited_bytes,
 image_wait_seconds, image_fetched_bytes, oom_kills, and the limits.`,
 		Example: `  dsec stats
   dsec stats --watch --label job=eval7
@@ -164,7 +166,7 @@ func (s *stats) print(all []client.Stat, before map[string]client.Stat) error {
 		}
 	}
 	if !s.asJSON {
-		if err := table(s.stdout, []string{"ID", "IMAGE", "CORES", "CPU TIME", "MEMORY", "PEAK", "PROCESSES", "DISK", "IMAGE READ", "FETCHED", "OOM KILLS"}, rows); err != nil {
+		if err := table(s.stdout, []string{"ID", "IMAGE", "CORES", "CPU TIME", "MEMORY", "PEAK", "SWAP", "GIB·S", "PROCESSES", "DISK", "IO", "SENT", "IMAGE READ", "FETCHED", "OOM KILLS"}, rows); err != nil {
 			return err
 		}
 	}
@@ -181,7 +183,8 @@ func statRow(j statJSON, sb *v1.Sandbox) []string {
 	}
 	return []string{
 		j.ID, orDash(sb.Spec.Image), fmt.Sprintf("%s/%g", used, float64(j.CPU)/1000), fmt.Sprintf("%.2f s", j.CPUSeconds),
-		size(j.MemoryBytes) + "/" + size(j.Memory), size(j.PeakMemoryBytes), fmt.Sprintf("%d/%d", j.Processes, j.PIDs), size(j.DiskBytes),
+		size(j.MemoryBytes) + "/" + size(j.Memory), size(j.PeakMemoryBytes), size(j.SwapBytes), fmt.Sprintf("%.1f", j.MemoryGiBSeconds),
+		fmt.Sprintf("%d/%d", j.Processes, j.PIDs), size(j.DiskBytes), size(j.IOReadBytes) + "/" + size(j.IOWrittenBytes), size(j.SentBytes),
 		size(j.ImageReadBytes), size(j.ImageFetchedBytes), fmt.Sprint(j.OOMKills),
 	}
 }

@@ -60,6 +60,13 @@ same data directory takes them over. 'dsec down' removes them.`,
 			if f.opts.Slots < 1 || f.opts.CPUOvercommit <= 0 || f.opts.MemoryOvercommit <= 0 {
 				return usagef("--slots, --cpu-overcommit and --memory-overcommit must be more than 0")
 			}
+			cpu, memory := up.Overcommit(f.opts.Slots)
+			if !cmd.Flags().Changed("cpu-overcommit") {
+				f.opts.CPUOvercommit = cpu
+			}
+			if !cmd.Flags().Changed("memory-overcommit") {
+				f.opts.MemoryOvercommit = memory
+			}
 			if !listenable(f.opts.Listen) {
 				return usagef("--listen %q: write HOST:PORT or unix:/path", f.opts.Listen)
 			}
@@ -99,8 +106,8 @@ same data directory takes them over. 'dsec down' removes them.`,
 	fl.BoolVar(&f.insecure, "insecure", false, "listen on the network without TLS")
 	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fl.Int64Var(&f.opts.Slots, "slots", up.DefaultSlots, "sandboxes at once")
-	fl.Float64Var(&f.opts.CPUOvercommit, "cpu-overcommit", up.DefaultCPUOvercommit, "CPU limits of all sandboxes over the machine's CPUs")
-	fl.Float64Var(&f.opts.MemoryOvercommit, "memory-overcommit", up.DefaultMemoryOvercommit, "memory limits of all sandboxes over the machine's memory")
+	fl.Float64Var(&f.opts.CPUOvercommit, "cpu-overcommit", up.DefaultCPUOvercommit, "CPU limits of all sandboxes over the machine's CPUs (more, if --slots of the default size want it)")
+	fl.Float64Var(&f.opts.MemoryOvercommit, "memory-overcommit", up.DefaultMemoryOvercommit, "memory limits of all sandboxes over the machine's memory (more, if --slots of the default size want it)")
 	size := func(p *int64, name string, def int64, usage string) {
 		*p = def
 		fl.Var((*bytesValue)(p), name, usage)

@@ -83,10 +83,38 @@ type Instance interface {
 	Usage(ctx context.Context) (v1.Usage, error)
 }
 
+// Counter is implemented by instances whose Usage does more than to read counters.
+type Counter interface {
+	// Counters is Usage without DiskBytes. It is cheap, and may be asked of thousands.
+	Counters(ctx context.Context) (v1.Usage, error)
+}
+
 // OOMCounter is implemented by instances of backends with a memory limit that kills.
 type OOMCounter interface {
 	// OOMKills counts the sandbox's processes that its memory limit has killed. It is cheap.
 	OOMKills() (int64, error)
+}
+
+// MemoryCounter is implemented by instances that can tell how much memory they have (as in Usage) at little cost.
+type MemoryCounter interface {
+	MemoryBytes() (int64, error)
+}
+
+// OOMWatcher is implemented by backends that hear at once of what was killed for want of memory, with
+// no work for sandboxes in which nothing was.
+type OOMWatcher interface {
+	// WatchOOM calls told for each process of a sandbox that was killed, one at a time, until ctx ends.
+	WatchOOM(ctx context.Context, told func(OOMKill)) error
+}
+
+// OOMKill is one process that the kernel killed for want of memory, in a sandbox as it seems: the
+// sandbox's count (OOMCounter) tells for sure.
+type OOMKill struct {
+	Sandbox     string // empty: something was killed of which no more is known; look at all
+	Command     string
+	PID         int // inside; 0: not known
+	MemoryBytes int64
+	Node        bool // the node ran out of memory, not the sandbox
 }
 
 // Pauser is implemented by instances that can stand still without memory. Its methods are called one at

@@ -57,6 +57,16 @@ func (l *leases) drop(sb *client.Sandbox) {
 	delete(l.held, sb)
 }
 
+// clear drops all.
+func (l *leases) clear() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.held)
+}
+
 func (l *leases) run(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()

@@ -132,7 +132,14 @@ func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request) error {
 func (s *Server) theNode() v1.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	paused := int64(0)
+	for _, b := range s.boxes {
+		if b.info.State == v1.StatePaused {
+			paused++
+		}
+	}
 	return v1.Node{
+		Paused: paused, Swap: v1.Swap{TotalBytes: 8 << 30, UsedBytes: paused * Freed}, FreeMemory: 10 << 30,
 		ID: Node, Epoch: 1, Hostname: "host", Version: "test", Backends: []v1.Backend{v1.BackendContainer}, StartedAt: time.Now(), Ready: true,
 		Capacity: v1.Resources{Slots: 100, CPUMillis: 2000, MemoryBytes: 4 << 30}, Sandboxes: int64(len(s.boxes)),
 	}
@@ -192,6 +199,7 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) error {
 }
 
 func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) error {
-	_, err := io.WriteString(w, "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 1.048576e+06\n")
+	_, err := io.WriteString(w, "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 1.048576e+06\n"+
+		"go_memstats_heap_inuse_bytes 524288\ngo_goroutines 10\ngo_threads 8\nprocess_open_fds 20\n")
 	return err
 }

@@ -49,6 +49,8 @@ type Server struct {
 	fail    map[string][]error
 	hooks   map[string]func()
 	dials   int
+	frozen  time.Time // when usage was read last, for ever; zero: it is read each time
+	usages  int       // readings of the usage of many
 }
 
 type box struct {
@@ -89,6 +91,9 @@ func start(dir string) *Server {
 	for pattern, h := range map[string]func(http.ResponseWriter, *http.Request) error{
 		"POST /v1/sandboxes": s.create, "POST /v1/sandboxes/batch": s.createMany, "GET /v1/sandboxes": s.list,
 		"GET /v1/sandboxes/{id}": s.get, "DELETE /v1/sandboxes/{id}": s.remove, "POST /v1/sandboxes/{id}/renew": s.renew, "POST /v1/sandboxes/delete": s.removeMany,
+		"POST /v1/sandboxes/pause": s.turnMany(v1.StatePaused), "POST /v1/sandboxes/resume": s.turnMany(v1.StateRunning),
+		"POST /v1/sandboxes/{id}/pause": s.turnOne(v1.StatePaused), "POST /v1/sandboxes/{id}/resume": s.turnOne(v1.StateRunning),
+		"POST /v1/sandboxes/{id}/hint": s.hint, "GET /v1/sandboxes/usage": s.usage,
 		"GET /v1/events": s.watch, "POST /v1/images": s.importImage, "GET /v1/images": s.listImages,
 		"GET /v1/images/{name...}": s.getImage, "DELETE /v1/images/{name...}": s.removeImage,
 		"POST /v1/sandboxes/{id}/snapshot": s.snapshot, "POST /v1/sandboxes/{id}/fork": s.fork,
@@ -381,8 +386,10 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	s.mu.Lock()
 	info := b.info
-	info.Usage = &v1.Usage{CPUSeconds: 0.5, MemoryBytes: 1 << 20, PeakMemoryBytes: 2 << 20, Processes: 1}
+	s.mu.Unlock()
+	info.Usage = used()
 	return answer(w, http.StatusOK, info)
 }
 
@@ -407,20 +414,7 @@ func (s *Server) removeMany(w http.ResponseWriter, r *http.Request) error {
 	if err := body(r, &req); err != nil {
 		return err
 	}
-	if len(req.Labels) > 0 {
-		s.mu.Lock()
-		for id, b := range s.boxes {
-			ok := true
-			for k, v := range req.Labels {
-				ok = ok && b.info.Spec.Labels[k] == v
-			}
-			if ok {
-				req.IDs = append(req.IDs, id)
-			}
-		}
-		s.mu.Unlock()
-	}
-	for _, id := range req.IDs {
+	for _, id := range append(req.IDs, s.labelled(req.Labels)...) {
 		line(w, v1.DeleteResult{ID: id, Error: v1.ProblemOf(s.drop(id))})
 	}
 	return nil
@@ -476,6 +470,7 @@ func (s *Server) operation(ctx context.Context, st *aether.Stream) (aether.Messa
 	if err != nil {
 		return nil, err
 	}
+	s.turn(b.info.ID, v1.StateRunning) // it wakes
 	h, ok := b.guest.methods[st.Method()]
 	if !ok {
 		return nil, errs.New(errs.UnknownMethod, "guest", "the fake has no "+st.Method())

@@ -71,10 +71,10 @@ func (n *Node) ownerOf(i Item) Owner {
 var idPattern = regexp.MustCompile(`\bs[a-z2-7]{21}\b`)
 
 // groupPattern is how nodes name their parent control groups.
-var groupPattern = regexp.MustCompile(`^dsec(-[0-9a-f]{8}|test\d+-\d+)$`)
+var groupPattern = regexp.MustCompile(`^dsec(-[0-9a-f]{8}|test\d+-\d+)(` + cgroup.IdleSuffix + `)?$`)
 
 // testGroup is how tests of backends name theirs, with their process id.
-var testGroup = regexp.MustCompile(`^dsectest(\d+)-\d+$`)
+var testGroup = regexp.MustCompile(`^dsectest(\d+)-\d+(` + cgroup.IdleSuffix + `)?$`)
 
 // Run looks for everything of sandboxes on this machine, and says what is n's.
 func Run(n Node) (a *Audit, err error) {
@@ -215,7 +215,7 @@ func running(owner map[int]string) (runningNodes, error) {
 func (n runningNodes) of(where string) string {
 	for dir := where; len(dir) > 1; dir = filepath.Dir(dir) {
 		base := filepath.Base(dir)
-		if data := n[base]; data != "" {
+		if data := n[strings.TrimSuffix(base, cgroup.IdleSuffix)]; data != "" {
 			return data
 		}
 		if m := testGroup.FindStringSubmatch(base); m != nil { // a test's, without a data directory

@@ -35,7 +35,7 @@ func TestRunningNodesAreFound(t *testing.T) {
 	group := "/sys/fs/cgroup/cpu/somewhere/" + cgroup.NameOf(data)
 	test := fmt.Sprintf("/proc/%d", os.Getpid())
 	for where, want := range map[string]string{
-		group: data, group + "/saaaaaaaaaaaaaaaaaaaaa": data, filepath.Join(data, "scratch"): data, filepath.Join(data, "scratch.img"): data,
+		group: data, group + "/saaaaaaaaaaaaaaaaaaaaa": data, group + cgroup.IdleSuffix + "/saaaaaaaaaaaaaaaaaaaaa": data, filepath.Join(data, "scratch"): data, filepath.Join(data, "scratch.img"): data,
 		filepath.Dir(data): "", data + "x/scratch": "", "": "", "/sys/fs/cgroup/cpu/dsec-00000000/s": "",
 		fmt.Sprintf("/sys/fs/cgroup/pids/dsectest%d-1/s", os.Getpid()): test, "/sys/fs/cgroup/pids/dsectest99999999-1/s": "",
 	} {

@@ -80,10 +80,11 @@ func Checks(ctx context.Context, dataDir string, guest []byte, sandboxes int) []
 	add("EROFS from a file", Fail, "use a kernel ≥ 6.12 with CONFIG_EROFS_FS_BACKED_BY_FILE", "mounted without a loop device", err)
 	if err == nil {
 		defer store.Close()
-		detail, freezes, err := tryContainer(ctx, tmp, guest, store, img)
+		detail, freezes, classes, classErr, err := tryContainer(ctx, tmp, guest, store, img)
 		add("containers", Fail, "use a kernel ≥ 6.15 with user namespaces, overlayfs and idmapped mounts; see the detail", detail, err)
 		if err == nil {
 			add("snapshots", Warn, "mount the cgroup v1 freezer at /sys/fs/cgroup/freezer, or use cgroup v2; all else works without", "sandboxes can be frozen", freezes)
+			add("cpu classes", Warn, "use a kernel ≥ 5.15 with CONFIG_FAIR_GROUP_SCHED and CONFIG_SCHED_CORE, or turn SMT off; else be sandboxes slow those of class ls", classes, classErr)
 		}
 	}
 	if where != "" {
@@ -100,10 +101,10 @@ func Checks(ctx context.Context, dataDir string, guest []byte, sandboxes int) []
 	out = append(out, checkCorePattern(SettingsDir))
 	var files syscall.Rlimit
 	err = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files)
-	if want := 3*uint64(sandboxes) + 1024; err == nil && files.Max < want {
+	if want := FilesFor(int64(sandboxes)); err == nil && files.Max < want && !mayLift(want) {
 		err = fmt.Errorf("%d; %d sandboxes need about %d", files.Max, sandboxes, want)
 	}
-	add("open files", Warn, fmt.Sprintf("ulimit -Hn %d, or LimitNOFILE= of the service", 3*sandboxes+1024), strconv.FormatUint(files.Max, 10), err)
+	add("open files", Warn, fmt.Sprintf("ulimit -Hn %d, or LimitNOFILE= of the service", FilesFor(int64(sandboxes))), strconv.FormatUint(files.Max, 10), err)
 
 	var s unix.Statfs_t
 	err = unix.Statfs(existing(dataDir), &s)
@@ -226,11 +227,12 @@ func (m mountedLayer) Acquire(context.Context, *v1.Image) ([]int, func(), error)
 	return []int{m.fd}, func() {}, nil
 }
 
-// tryContainer runs one real sandbox and removes it; freezes is nil if it could be frozen.
-func tryContainer(ctx context.Context, tmp string, guest []byte, store *imagestore.Store, img image.Image) (detail string, freezes, err error) {
+// tryContainer runs one real sandbox and removes it; freezes is nil if it could be frozen, classErr if best
+// effort does not disturb others.
+func tryContainer(ctx context.Context, tmp string, guest []byte, store *imagestore.Store, img image.Image) (detail string, freezes error, classes string, classErr, err error) {
 	fd, err := mount(ctx, store, img)
 	if err != nil {
-		return "", nil, err
+		return "", nil, "", nil, err
 	}
 	defer unix.Close(fd)
 	b, err := container.New(container.Config{
@@ -238,9 +240,25 @@ func tryContainer(ctx context.Context, tmp string, guest []byte, store *imagesto
 		CgroupName: fmt.Sprintf("dsec-%08x", os.Getpid()), Layers: mountedLayer{fd}, FirstID: 1 << 20,
 	})
 	if err != nil {
-		return "", nil, err
+		return "", nil, "", nil, err
 	}
 	defer func() { err = errors.Join(err, b.Withdraw(), b.Close()) }()
 	took, err := container.Try(ctx, b)
-	return fmt.Sprintf("one started in %v, cgroup v%d", took.Round(100_000), b.CgroupVersion()), b.CanFreeze(), err
+	classes, classErr = b.CPUClasses()
+	return fmt.Sprintf("one started in %v, cgroup v%d", took.Round(100_000), b.CgroupVersion()), b.CanFreeze(), classes, classErr, err
+}
+
+// FilesFor is how many open files a server with so many sandboxes may have: two for each, and as many
+// again for connections and what is being created or packed.
+func FilesFor(sandboxes int64) uint64 { return 3*uint64(sandboxes) + 1024 }
+
+// mayLift tells whether 'dsec up' can raise the hard limit of open files so far.
+func mayLift(files uint64) bool {
+	most, err := readNumber(filepath.Join(SettingsDir, "fs/nr_open"))
+	if err != nil || uint64(most) < files {
+		return false
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	return unix.Capget(&header, &caps[0]) == nil && caps[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }

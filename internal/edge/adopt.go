@@ -36,23 +36,22 @@ func (e *Edge) recover(ctx context.Context) error {
 		return err
 	}
 	e.journal = j
+	e.loadMeters()
 	for _, rec := range records {
 		e.recoverOne(ctx, rec)
 	}
+	e.meters = nil
+	// Before anything is served, so nobody is at work on what has no record.
 	for kind, b := range e.backends {
 		ids, err := b.List(ctx)
 		if err != nil {
 			return fmt.Errorf("list sandboxes of %s: %w", kind, err)
 		}
-		for _, id := range ids {
-			if e.get(id) != nil {
-				continue
-			}
-			e.cfg.Log.Warn("removing a sandbox that no record explains", "sandbox", id, "backend", kind)
-			if err := b.Delete(ctx, id); err != nil {
-				e.cfg.Log.Error("remove it", "sandbox", id, "err", err)
-			}
+		var work []func()
+		for _, id := range e.unexplained(ids) {
+			work = append(work, func() { e.reconciler.removeOrphan(id) })
 		}
+		inParallel(work)
 	}
 	return e.dropTemporaries(ctx)
 }
@@ -78,21 +77,26 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 		drop("its create never finished")
 		return
 	}
-	s := newSandbox(b, rec.Image, demand(&v.Spec), v)
+	stood := e.recoverState(&v)
+	s := newSandbox(b, rec.Image, v)
+	e.hear(s)
+	s.stood = rec.Stood + stood
+	e.countPaused("", v.State)
+	s.meter.restore(e.meters[v.ID])
 	e.mu.Lock()
 	e.sandboxes[v.ID] = s
 	if v.IdempotencyKey != "" {
 		e.keys[v.IdempotencyKey] = v.ID
 	}
 	e.mu.Unlock()
-	e.admit.force(s.need)
+	e.admit.force(&s.share, v.State == v1.StatePaused)
 	switch {
 	case b == nil:
 		e.cfg.Log.Error("a sandbox is out of reach: its backend is not usable now", "sandbox", v.ID, "backend", v.Spec.Backend)
 		e.outOfReach(s, rec.Handle, nil)
 	case v.State == v1.StateStopping:
 		e.retryLater(s)
-	case v.State != v1.StateRunning:
+	case !live(v.State):
 		e.giveBack(s)
 		e.limit(s)
 	default:
@@ -102,8 +106,8 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 		}
 		s.create, s.cancel = context.WithTimeout(context.WithoutCancel(ctx), limit)
 		e.limit(s)
-		if !e.adopt(ctx, s, rec.Handle) {
-			e.adoptLater(s, rec.Handle)
+		if !e.adopt(ctx, s, rec.Handle, stood) {
+			e.adoptLater(s, rec.Handle, stood)
 			return
 		}
 		s.cancel()
@@ -112,9 +116,9 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 }
 
 // adopt tries to take over a sandbox that ran. It returns false if it may do so later.
-func (e *Edge) adopt(ctx context.Context, s *sandbox, handle json.RawMessage) (settled bool) {
+func (e *Edge) adopt(ctx context.Context, s *sandbox, handle json.RawMessage, stood time.Duration) (settled bool) {
 	v := s.snapshot()
-	instance, err := s.backend.Adopt(ctx, backend.Spec{ID: v.ID, Generation: 1, Sandbox: v.Spec, Image: s.image}, handle)
+	instance, err := s.backend.Adopt(ctx, backend.Spec{ID: v.ID, Generation: 1, Sandbox: v.Spec, Image: s.image, Paused: v.State == v1.StatePaused}, handle)
 	switch {
 	case errors.Is(err, errs.SandboxLost):
 		e.ended(ctx, s, err)
@@ -125,17 +129,21 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox, handle json.RawMessage) (s
 		return false
 	}
 	s.mu.Lock()
-	if s.view.State == v1.StateRunning { // else it is being removed, which the backend does by its id
+	if live(s.view.State) { // else it is being removed, which the backend does by its id
 		s.instance = instance
 	}
 	s.mu.Unlock()
+	e.noteOOM(s, nil) // while nobody looked
 	e.watch(s)
+	if stood > 0 {
+		e.wg.Go(func() { e.tellStood(s, stood) })
+	}
 	return true
 }
 
 // adoptLater tries again until the time for it is over or the sandbox is removed. Until
 // then it is shown as it was, and what is asked of it waits.
-func (e *Edge) adoptLater(s *sandbox, handle json.RawMessage) {
+func (e *Edge) adoptLater(s *sandbox, handle json.RawMessage, stood time.Duration) {
 	e.wg.Go(func() {
 		defer s.cancel()
 		defer close(s.created)
@@ -144,14 +152,14 @@ func (e *Edge) adoptLater(s *sandbox, handle json.RawMessage) {
 			select {
 			case <-time.After(wait):
 			case <-ctx.Done():
-				if s.snapshot().State == v1.StateRunning {
+				if live(s.snapshot().State) {
 					e.outOfReach(s, handle, s.unadopted)
 				}
 				return
 			case <-e.stop:
 				return
 			}
-			if e.adopt(ctx, s, handle) {
+			if e.adopt(ctx, s, handle, stood) {
 				return
 			}
 		}
@@ -160,10 +168,16 @@ func (e *Edge) adoptLater(s *sandbox, handle json.RawMessage) {
 
 // ended records that a sandbox did not survive its edge's absence and cleans up.
 func (e *Edge) ended(ctx context.Context, s *sandbox, err error) {
-	id := s.snapshot().ID
-	e.cfg.Log.Warn("a sandbox did not survive", "sandbox", id, "err", err)
 	cause := errs.New(errs.SandboxLost, "edge.adopt", "the sandbox ended while its edge was away").Because(err)
-	cause.Node, cause.Sandbox = e.id, id
+	cause.Node, cause.Sandbox = e.id, s.snapshot().ID
+	e.fail(ctx, s, cause)
+}
+
+// fail records that nothing of a sandbox works any more, and removes what is left of it; its record stays
+// until somebody removes it. What cannot be removed now the reconciler tries again.
+func (e *Edge) fail(ctx context.Context, s *sandbox, cause *errs.Error) {
+	id := cause.Sandbox
+	e.cfg.Log.Warn("a sandbox is lost", "sandbox", id, "err", cause)
 	if terr := e.transition(s, v1.StateFailed, func(v *v1.Sandbox) {
 		now := e.cfg.Now()
 		v.EndedAt = &now
@@ -174,7 +188,9 @@ func (e *Edge) ended(ctx context.Context, s *sandbox, err error) {
 			return
 		}
 	}
-	if derr := s.backend.Delete(ctx, id); derr != nil {
+	s.stopPacks()
+	s.release(cause)
+	if derr := e.erase(ctx, s.backend, id); derr != nil {
 		e.cfg.Log.Error("clean up a lost sandbox", "sandbox", id, "err", derr)
 		return
 	}
@@ -191,13 +207,26 @@ func (e *Edge) outOfReach(s *sandbox, handle json.RawMessage, cause error) {
 	x.With("backend", string(s.view.Spec.Backend))
 	v := s.view
 	v.Generation++
-	if err := e.journal.note(record{Sandbox: v, Image: s.image, Handle: handle}); err != nil {
+	if err := e.journal.note(record{Sandbox: v, Image: s.image, Handle: handle, Stood: s.stood}); err != nil {
 		e.cfg.Log.Error("journal a sandbox out of reach", "sandbox", v.ID, "err", err)
 	}
 	v.Error = v1.ProblemOf(x)
-	if v.State == v1.StateRunning {
+	if live(v.State) {
 		v.State = v1.StateFailed
 	}
-	s.view = v
-	e.feed.changed(v)
+	e.show(s, v)
+}
+
+// recoverState makes of a pause or resume that the edge's death cut off a sandbox that runs, as the
+// backend does when it adopts it, and returns for how long it has stood still.
+func (e *Edge) recoverState(v *v1.Sandbox) (stood time.Duration) {
+	if v.State != v1.StatePausing && v.State != v1.StateResuming {
+		return 0
+	}
+	v.State = v1.StateRunning
+	if v.PausedAt != nil {
+		stood = max(0, e.cfg.Now().Sub(*v.PausedAt))
+	}
+	v.PausedAt, v.PauseReason = nil, ""
+	return stood
 }

@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -67,12 +68,12 @@ func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, er
 // enter admits the sandbox and puts it into the table. A sandbox of the same
 // idempotency key is returned instead, in whatever state it is.
 func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend) (s *sandbox, existing bool, err error) {
-	need := demand(&req.Spec)
 	now := e.cfg.Now()
-	s = newSandbox(b, req.Image, need, v1.Sandbox{
+	s = newSandbox(b, req.Image, v1.Sandbox{
 		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, ForkOf: req.ForkOf, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
 		Steps: map[string]float64{},
 	})
+	e.hear(s)
 	s.secrets = req.SecretEnv
 	// The create outlives no caller: who went away would never learn of the sandbox.
 	var cctx context.Context
@@ -99,7 +100,11 @@ func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend)
 		e.mu.Unlock()
 		return old, true, nil
 	}
-	if err := e.admit.take(need); err != nil {
+	if e.reconciler.removing[req.ID] {
+		e.mu.Unlock()
+		return nil, false, errs.New(errs.StateConflict, "edge.create", "what an earlier sandbox of this id left is being removed")
+	}
+	if err := e.admit.take(&s.share); err != nil {
 		e.mu.Unlock()
 		return nil, false, err
 	}
@@ -133,6 +138,9 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 			s.mu.Lock()
 			s.instance = instance
 			s.mu.Unlock()
+			err = idlesHow(&v.Spec, instance)
+		}
+		if err == nil {
 			handshake := time.Now()
 			_, err = s.connect(s.create)
 			report("connect", time.Since(handshake))
@@ -217,18 +225,21 @@ func (e *Edge) watch(s *sandbox) {
 // died records why a sandbox ended by itself and frees what it held; the record stays
 // until someone removes it.
 func (e *Edge) died(s *sandbox, instance backend.Instance) {
-	if s.snapshot().State != v1.StateRunning { // it is being removed, which is why it ended
+	if !live(s.snapshot().State) { // it is being removed, which is why it ended
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
-	e.noteOOM(s)
+	e.noteOOM(s, nil)
 	cause := errs.New(errs.InternalError, "guest", "the sandbox's first process died")
 	// Neither the guest's nor the node's fault, and not to be masked as such.
 	switch u, err := instance.Usage(ctx); {
 	case err != nil:
 	case u.OOMKills > 0:
 		cause = errs.New(errs.SandboxLimit, "guest", "the sandbox ran out of memory and its first process was killed").With("resource", "memory")
+		if last := s.snapshot().LastOOM; last != nil {
+			cause.With("command", last.Command).With("limit_bytes", strconv.FormatInt(last.LimitBytes, 10))
+		}
 	case u.ForksRefused > 0:
 		cause = errs.New(errs.SandboxLimit, "guest", "the sandbox's programs used up its limit of processes, and its first process could not go on").With("resource", "pids")
 	}

@@ -43,7 +43,7 @@ func (e *Edge) remove(ctx context.Context, id string, why v1.EndReason) (*sandbo
 	if s == nil {
 		return nil, e.absent(id)
 	}
-	e.noteOOM(s)
+	e.noteOOM(s, nil)
 	return s, e.end(ctx, s, why)
 }
 
@@ -120,6 +120,7 @@ func (e *Edge) forget(s *sandbox) {
 		return
 	}
 	delete(e.sandboxes, v.ID)
+	e.past.add(s, e.cfg.Now())
 	if e.keys[v.IdempotencyKey] == v.ID {
 		delete(e.keys, v.IdempotencyKey)
 	}
@@ -132,9 +133,8 @@ func (e *Edge) forget(s *sandbox) {
 	close(s.removed)
 }
 
-// giveBack returns what the sandbox was admitted with, once: a dead one no longer
-// counts, though its record stays until it is removed.
-func (e *Edge) giveBack(s *sandbox) { s.admitted.Do(func() { e.admit.put(s.need) }) }
+// giveBack returns what the sandbox was admitted with.
+func (e *Edge) giveBack(s *sandbox) { e.admit.put(&s.share) }
 
 // absent says what became of an id that is not in the table.
 func (e *Edge) absent(id string) error {

@@ -87,14 +87,22 @@ type Config struct {
 	Capacity  v1.Resources // of all sandboxes together, after overcommit
 	Largest   v1.Resources // of one sandbox; 0: as Capacity
 	Reserve   Reserve
-	Swap      Swap // of paused sandboxes; nil: nothing is told of it
+	Costs     Costs // of pauses, where hints begin
+	Swap      Swap  // of paused sandboxes; nil: nothing is told of it
 	Log       *slog.Logger
 	Now       func() time.Time
 	Random    func() uint64 // of ids and secrets
 	FreeSpace func() (disk, memory int64)
-	BootID    string // changes when the machine starts: processes do not outlive it
+	// BusyTime is how long the machine's processors were busy since it started, together; nil: it is not told.
+	BusyTime func() time.Duration
+	// Shortage names what else of the machine has too little left for another sandbox, with what to do; "": nothing
+	// has. It is asked at most ten times a second. nil: nothing else is looked at.
+	Shortage func() (resource, text, advice string)
+	BootID   string // changes when the machine starts: processes do not outlive it
 	// AdoptTime is how long a sandbox that cannot be adopted at the start is tried again; 0: 30 s.
 	AdoptTime time.Duration
+	// ReconcileEvery is about how often records are compared with what is there; 0: 1 minute.
+	ReconcileEvery time.Duration
 }
 
 // Swap tells where paused sandboxes' memory goes.
@@ -130,18 +138,29 @@ type Edge struct {
 	stopping atomic.Bool
 	stop     chan struct{}
 	removing chan struct{} // holds one for each removal at work
+	pausing  chan struct{} // holds one for each pause at work
+	paused   atomic.Int64  // sandboxes
 	merging  chan struct{} // holds one while an image's layers are merged
 	wg       sync.WaitGroup
 
 	createsOK, createsFailed atomic.Int64
-	creates                  sync.WaitGroup // added to under mu, unless stopping
+	creates, moves           sync.WaitGroup // added to under mu, unless stopping
+
+	usages     usages
+	room       room
+	costs      *costs
+	reconciler *reconciler
 
 	packMemory memory
 	tempMu     sync.Mutex     // no image of a fork is removed while one is taken into use
 	temps      map[string]int // forks under way, by their image's digest
 
+	meters     map[string]metered // of an earlier process, until its sandboxes are there
+	metersKept bool               // the file has some; of the one that writes it
+
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
+	past      Totals            // of sandboxes that are gone
 	keys      map[string]string // idempotency key → id, of live sandboxes
 }
 
@@ -158,7 +177,7 @@ func (e *Edge) Node() v1.Node {
 	return v1.Node{
 		ID: e.id, Epoch: e.epoch, Address: e.address, Hostname: e.cfg.Hostname, Version: e.cfg.Version, Backends: e.usable,
 		StartedAt: e.started, Ready: !e.stopping.Load(), Capacity: e.cfg.Capacity, Largest: e.cfg.Largest, Allocated: e.admit.allocated(),
-		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, Swap: swap, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
+		FreeDisk: disk, FreeMemory: memory, Sandboxes: n, Paused: e.paused.Load(), Swap: swap, CreatesOK: e.createsOK.Load(), CreatesFail: e.createsFailed.Load(),
 	}
 }
 
@@ -193,15 +212,19 @@ func (e *Edge) Close(ctx context.Context) error {
 	close(e.stop)
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
-		s.stop() // no sandbox stays frozen
+		s.stop() // no sandbox stays frozen for a pack, and a pause that is not done is undone
 	}
 	e.mu.Unlock()
+	waitFor(ctx, &e.moves, func() {
+		e.cfg.Log.Error("pauses and resumes have not ended yet; the next start lets their sandboxes run")
+	})
 	if e.server != nil {
 		if err := e.server.Shutdown(ctx); err != nil {
 			e.cfg.Log.Warn("operations that had not ended are cut off", "err", err)
 		}
 	}
 	e.wg.Wait()
+	e.saveMeters()
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
 		s.unlimit()
@@ -223,12 +246,17 @@ func (e *Edge) endCreates(ctx context.Context) {
 		}
 	}
 	e.mu.Unlock()
+	waitFor(ctx, &e.creates, func() { e.cfg.Log.Error("creates are not undone yet; the next start does it") })
+}
+
+// waitFor waits for wg, or for the end of ctx, which is late then.
+func waitFor(ctx context.Context, wg *sync.WaitGroup, late func()) {
 	done := make(chan struct{})
-	go func() { e.creates.Wait(); close(done) }()
+	go func() { wg.Wait(); close(done) }()
 	select {
 	case <-done:
-	case <-ctx.Done(): // the next start undoes them
-		e.cfg.Log.Error("creates are not undone yet", "err", ctx.Err())
+	case <-ctx.Done():
+		late()
 	}
 }
 
@@ -247,14 +275,13 @@ func (e *Edge) Audit(ctx context.Context) (resources []backend.Resource, orphans
 			resources = append(resources, backend.Resource{Kind: "swap", Name: d.Path})
 		}
 	}
-	seen := map[string]bool{}
+	var ids []string
 	for _, r := range resources {
-		if r.Sandbox != "" && !seen[r.Sandbox] && e.get(r.Sandbox) == nil {
-			seen[r.Sandbox] = true
-			orphans = append(orphans, r.Sandbox)
+		if r.Sandbox != "" {
+			ids = append(ids, r.Sandbox)
 		}
 	}
-	return resources, orphans, nil
+	return resources, e.unexplained(ids), nil
 }
 
 func readBootID() (string, error) {

@@ -90,6 +90,8 @@ type bed struct {
 	wrap     func(backend.Backend) backend.Backend
 	images   Images
 	adopt    time.Duration
+
+	reconcile time.Duration
 }
 
 func newBed(t *testing.T) *bed {
@@ -123,7 +125,7 @@ func (b *bed) tryStart() (*Edge, error) {
 		Dir: filepath.Join(b.dir, "edge"), Listen: "unix:" + filepath.Join(b.dir, "edge.sock"), Backends: []backend.Backend{be}, Images: b.images, Cluster: b.cluster,
 		Capacity: b.capacity, Largest: b.largest, Reserve: Reserve{MemoryBytes: 1 << 30}, Log: slog.New(slog.DiscardHandler),
 		Now:    func() time.Time { return time.Unix(0, b.now.Add(int64(time.Millisecond))).UTC() },
-		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot, AdoptTime: b.adopt,
+		Random: func() uint64 { return b.random.Add(1) }, FreeSpace: func() (int64, int64) { return 1 << 40, b.free.Load() }, BootID: b.boot, AdoptTime: b.adopt, ReconcileEvery: b.reconcile,
 	})
 	if err != nil {
 		hb.Close()
@@ -136,6 +138,18 @@ func (b *bed) tryStart() (*Edge, error) {
 		hb.Close()
 	})
 	return e, nil
+}
+
+// eventually waits for a condition.
+func (b *bed) eventually(what string, is func() bool) {
+	b.t.Helper()
+	for range 6000 {
+		if is() {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	b.t.Fatal("not after a long time: " + what)
 }
 
 // dial connects with a capability over sandbox.

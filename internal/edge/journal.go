@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -26,7 +27,8 @@ import (
 type record struct {
 	Sandbox v1.Sandbox      `json:"sandbox"`
 	Image   *v1.Image       `json:"image,omitempty"`
-	Handle  json.RawMessage `json:"handle,omitempty"` // the backend's, once it runs
+	Handle  json.RawMessage `json:"handle,omitempty"`   // the backend's, once it runs
+	Stood   time.Duration   `json:"stood_ns,omitempty"` // that it was paused, added up, without the pause that goes on
 	Removed bool            `json:"removed,omitempty"`
 	Gone    []string        `json:"gone,omitempty"` // what was removed, as goneText writes it: this one, or many in a line of their own
 }
@@ -78,7 +80,7 @@ func parseGone(text string) (id string, how v1.Ending) {
 	how.At, _ = strconv.ParseInt(f[1], 10, 64)
 	how.OOMKills, _ = strconv.ParseInt(f[4], 10, 64)
 	// Constants, not parts of the line, which would be kept for them.
-	for _, r := range []v1.EndReason{v1.EndRequest, v1.EndTTL, v1.EndLease} {
+	for _, r := range []v1.EndReason{v1.EndRequest, v1.EndTTL, v1.EndLease, v1.EndIdle, v1.EndEvicted} {
 		if f[2] == string(r) {
 			how.Reason = r
 		}
@@ -388,6 +390,13 @@ func Emptied(dir string, now time.Time, left ...string) error {
 		}
 	}
 	return errors.Join(err, j.close())
+}
+
+// ids are those that have a record.
+func (j *journal) ids() []string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Collect(maps.Keys(j.live))
 }
 
 // removed tells whether id is one of the last that were removed, and how it ended.

@@ -57,10 +57,12 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 		return v1.Image{}, err
 	}
 	defer done()
+	s.begin()
+	defer s.onEnd()
 	s.mu.Lock()
 	v, instance := s.view, s.instance
 	s.mu.Unlock()
-	if v.State != v1.StateRunning || instance == nil {
+	if v.State != v1.StateRunning && v.State != v1.StatePaused || instance == nil { // a paused one stays so: whoever wants to resume it waits
 		return v1.Image{}, notRunning(v)
 	}
 	packer, ok := instance.(backend.Packer)
@@ -169,10 +171,15 @@ func (s *sandbox) beginPack(ctx context.Context) (_ context.Context, done func()
 	}, nil
 }
 
-// stopPacks ends the pack that runs, and no other begins. It is called before the
+// stopPacks ends the pack, the pause or the resume that is under way, and no other begins. It is called before the
 // sandbox's resources go.
 func (s *sandbox) stopPacks() {
 	s.stop()
+	s.mu.Lock()
+	if s.move != nil {
+		s.move.cancel()
+	}
+	s.mu.Unlock()
 	select {
 	case s.packs <- struct{}{}:
 		<-s.packs

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,17 +20,28 @@ import (
 // next says which states may follow which. Stopping may follow all.
 var next = map[v1.State][]v1.State{
 	v1.StateCreating: {v1.StateRunning, v1.StateFailed, v1.StateStopping},
-	v1.StateRunning:  {v1.StateFailed, v1.StateStopping},
+	v1.StateRunning:  {v1.StatePausing, v1.StateFailed, v1.StateStopping},
+	v1.StatePausing:  {v1.StatePaused, v1.StateRunning, v1.StateFailed, v1.StateStopping},
+	v1.StatePaused:   {v1.StateResuming, v1.StateFailed, v1.StateStopping},
+	v1.StateResuming: {v1.StateRunning, v1.StatePaused, v1.StateFailed, v1.StateStopping},
 	v1.StateFailed:   {v1.StateStopping},
 	v1.StateStopping: {v1.StateStopped},
+}
+
+// live tells whether a sandbox in that state runs, or will when it is wanted.
+func live(state v1.State) bool {
+	switch state {
+	case v1.StateRunning, v1.StatePausing, v1.StatePaused, v1.StateResuming:
+		return true
+	}
+	return false
 }
 
 // sandbox is one sandbox of this edge.
 type sandbox struct {
 	backend  backend.Backend // nil: not usable since this process started
 	image    *v1.Image
-	need     v1.Resources
-	admitted sync.Once       // done when need was given back
+	share    share
 	create   context.Context // of its create or adoption; ends with the caller or a removal
 	cancel   context.CancelFunc
 	created  chan struct{}     // closed when its create, or its adoption, has ended, well or not
@@ -38,16 +50,30 @@ type sandbox struct {
 	packedOn string            // digest of the image that a pack is being made on, with the edge's mu
 	life     context.Context   // ends when its removal begins or it died
 	stop     context.CancelFunc
-	packs    chan struct{} // holds a token while the sandbox is packed
+	packs    chan struct{} // holds a token while the sandbox is packed, paused or resumed: one at a time lets it stand still
 	last     *lastPack     // its last pack, for whoever holds the token; it is set with the edge's mu
 
+	using
+	onInput, onEnd func()        // what relays of its streams call
+	inputs         atomic.Uint64 // that came for it while it did not run
+	waking         atomic.Bool   // somebody resumes it for these
+
 	mu       sync.Mutex
-	view     v1.Sandbox // replaced as a whole; what was given out never changes
+	move     *move         // under way, or about to begin; nil: none
+	stood    time.Duration // that it was paused, added up, without the pause that goes on
+	view     v1.Sandbox    // replaced as a whole; what was given out never changes
 	instance backend.Instance
 	guest    *aether.Conn
 	expiry   *time.Timer
 	lease    *time.Timer
 	renewed  time.Time // when its lease was
+	idle     *time.Timer
+	ahead    *time.Timer // resumes it ahead of the call that a hint told of
+	freed    int64       // what its last pause moved out, as far as this process knows
+	working  bool        // when its guest was asked last, it worked by itself
+	oomTold  int64       // its OOM kills that watchers were told of
+
+	meter meter
 
 	unadopted error // why it could not be adopted yet; of who tries only
 
@@ -55,10 +81,12 @@ type sandbox struct {
 }
 
 // newSandbox returns a sandbox that lives until stop.
-func newSandbox(b backend.Backend, img *v1.Image, need v1.Resources, view v1.Sandbox) *sandbox {
+func newSandbox(b backend.Backend, img *v1.Image, view v1.Sandbox) *sandbox {
 	s := &sandbox{
-		backend: b, image: img, need: need, view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
+		backend: b, image: img, share: shareOf(&view.Spec), view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
+		oomTold: view.OOMKills,
 	}
+	s.awake.Store(view.State == v1.StateRunning)
 	s.life, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -75,6 +103,11 @@ func (s *sandbox) snapshot() v1.Sandbox {
 func (e *Edge) transition(s *sandbox, to v1.State, change func(*v1.Sandbox)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return e.become(s, to, change)
+}
+
+// become is transition with s.mu held.
+func (e *Edge) become(s *sandbox, to v1.State, change func(*v1.Sandbox)) error {
 	from := s.view.State
 	if !slices.Contains(next[from], to) {
 		return errs.New(errs.StateConflict, "edge.transition", "the sandbox is "+string(from)+" and cannot become "+string(to)).With("state", string(from))
@@ -86,7 +119,7 @@ func (e *Edge) transition(s *sandbox, to v1.State, change func(*v1.Sandbox)) err
 	if change != nil {
 		change(&v)
 	}
-	if to == v1.StateRunning {
+	if to == v1.StateRunning && from == v1.StateCreating || to == v1.StatePaused && from == v1.StatePausing {
 		if err := e.record(s, v); err != nil {
 			return err
 		}
@@ -94,9 +127,26 @@ func (e *Edge) transition(s *sandbox, to v1.State, change func(*v1.Sandbox)) err
 		// It is so all the same: a full disk must not keep sandboxes from being removed.
 		e.cfg.Log.Error("journal a transition", "sandbox", v.ID, "to", to, "err", err)
 	}
-	s.view = v
-	e.feed.changed(v)
+	e.leaves(s)
+	e.show(s, v)
 	return nil
+}
+
+// show makes v what is known of s. With s.mu held.
+func (e *Edge) show(s *sandbox, v v1.Sandbox) {
+	e.countPaused(s.view.State, v.State)
+	s.view = v
+	s.awake.Store(v.State == v1.StateRunning)
+	e.feed.changed(v)
+}
+
+func (e *Edge) countPaused(from, to v1.State) {
+	if from == v1.StatePaused {
+		e.paused.Add(-1)
+	}
+	if to == v1.StatePaused {
+		e.paused.Add(1)
+	}
 }
 
 // record writes v to the journal. With s.mu held, or before s is shared.
@@ -111,7 +161,7 @@ func (e *Edge) record(s *sandbox, v v1.Sandbox) error {
 
 // recordAs is what to keep of s as v.
 func (s *sandbox) recordAs(v v1.Sandbox) record {
-	rec := record{Sandbox: v, Image: s.image}
+	rec := record{Sandbox: v, Image: s.image, Stood: s.stood}
 	if s.instance != nil {
 		rec.Handle = s.instance.Handle()
 	}
@@ -123,12 +173,17 @@ func (s *sandbox) connect(ctx context.Context) (*aether.Conn, error) {
 	if err := s.adopted(ctx); err != nil {
 		return nil, err
 	}
-	if c, err := s.connected(); c != nil || err != nil {
+	if c, err := s.connected(false); c != nil || err != nil {
 		return c, err
 	}
+	return s.dialGuest(ctx, false)
+}
+
+// dialGuest is connect for who knows that the sandbox is adopted. standing: also while it does not run.
+func (s *sandbox) dialGuest(ctx context.Context, standing bool) (*aether.Conn, error) {
 	s.dial.Lock()
 	defer s.dial.Unlock()
-	c, err := s.connected() // someone else may have
+	c, err := s.connected(standing) // someone else may have
 	if c != nil || err != nil {
 		return c, err
 	}
@@ -139,7 +194,9 @@ func (s *sandbox) connect(ctx context.Context) (*aether.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err = aether.NewClient(ctx, conn, aether.ClientConfig{Agent: "dsec-edge", KeepAlive: -1}) // its death is seen by its socket's end
+	c, err = aether.NewClient(ctx, counted(conn, &s.meter.sent), aether.ClientConfig{
+		Agent: "dsec-edge", KeepAlive: -1, WriteTimeout: -1, // its death is seen by its socket's end; paused, it takes nothing for long
+	})
 	if err != nil {
 		e := errs.Of(errs.Wrap(errs.GuestUnreachable, "edge.connect", "handshake with the guest", err))
 		e.Sandbox = id
@@ -159,7 +216,7 @@ func (s *sandbox) connect(ctx context.Context) (*aether.Conn, error) {
 // taken over, which has its own time limit.
 func (s *sandbox) adopted(ctx context.Context) error {
 	s.mu.Lock()
-	wait, v := s.instance == nil && s.view.State == v1.StateRunning, s.view
+	wait, v := s.instance == nil && live(s.view.State), s.view
 	s.mu.Unlock()
 	if !wait {
 		return nil
@@ -175,10 +232,10 @@ func (s *sandbox) adopted(ctx context.Context) error {
 }
 
 // connected returns the live connection, nil if there is none, or why there can be none.
-func (s *sandbox) connected() (*aether.Conn, error) {
+func (s *sandbox) connected(standing bool) (*aether.Conn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.instance == nil || (s.view.State != v1.StateRunning && s.view.State != v1.StateCreating) {
+	if state := s.view.State; s.instance == nil || state != v1.StateRunning && state != v1.StateCreating && !(standing && live(state)) {
 		return nil, notRunning(s.view)
 	}
 	if s.guest != nil {
@@ -204,15 +261,10 @@ func notRunning(v v1.Sandbox) error {
 	return e
 }
 
-// endings say why a sandbox is removed.
-var endings = map[v1.EndReason]string{
-	v1.EndRequest: "somebody asked for it", v1.EndTTL: "it reached its time to live", v1.EndLease: "nobody renewed its lease",
-}
-
 // goneNow is the error of whatever the removal of v meets.
 func goneNow(v v1.Sandbox) *errs.Error {
 	text := "the sandbox is removed"
-	if why := endings[v.EndReason]; why != "" {
+	if why := v.EndReason.Words(); why != "" {
 		text += ": " + why
 	}
 	e := errs.New(errs.SandboxGone, "edge.remove", text)

@@ -47,48 +47,52 @@ func (e *Edge) handlers() map[string]aether.Handler {
 		}
 	}
 	return map[string]aether.Handler{
-		"sandbox.create":   control(aether.Unary(e.serveCreate)),
-		"sandbox.get":      control(aether.Unary(e.serveGet)),
-		"sandbox.renew":    control(aether.Unary(e.serveRenew)),
-		"sandbox.delete":   control(aether.Unary(e.serveDelete)),
-		"sandbox.fork":     control(e.serveFork),
-		"sandbox.snapshot": control(e.serveSnapshot),
-		"edge.watch":       control(e.serveWatch),
-		"edge.audit":       control(aether.Unary(e.serveAudit)),
-		"image.import":     control(e.serveImport),
-		"image.pull":       control(e.servePull),
-		"image.push":       control(e.servePush),
-		"image.export":     control(e.serveExport),
-		"image.delete":     control(aether.Unary(e.serveImageDelete)),
-		"image.list":       control(aether.Unary(e.serveImageList)),
-		"image.roots":      control(aether.Unary(e.serveImageRoots)),
-		"image.cache":      control(aether.Unary(e.serveImageCache)),
-		"image.warm":       control(e.serveImageWarm),
-		"image.collapse":   control(e.serveImageCollapse),
-		"image.evict":      control(aether.Unary(e.serveImageEvict)),
-		"image.trim":       control(e.serveImageTrim),
+		"sandbox.create":      control(aether.Unary(e.serveCreate)),
+		"sandbox.get":         control(aether.Unary(e.serveGet)),
+		"sandbox.renew":       control(aether.Unary(e.serveRenew)),
+		"sandbox.pause":       control(e.servePause),
+		"sandbox.resume":      control(e.serveResume),
+		"sandbox.hint":        control(aether.Unary(e.serveHint)),
+		"sandbox.delete":      control(aether.Unary(e.serveDelete)),
+		"sandbox.delete_many": control(e.serveDeleteMany),
+		"sandbox.usage":       control(e.serveUsage),
+		"sandbox.fork":        control(e.serveFork),
+		"sandbox.snapshot":    control(e.serveSnapshot),
+		"edge.watch":          control(e.serveWatch),
+		"edge.audit":          control(aether.Unary(e.serveAudit)),
+		"image.import":        control(e.serveImport),
+		"image.pull":          control(e.servePull),
+		"image.push":          control(e.servePush),
+		"image.export":        control(e.serveExport),
+		"image.delete":        control(aether.Unary(e.serveImageDelete)),
+		"image.list":          control(aether.Unary(e.serveImageList)),
+		"image.roots":         control(aether.Unary(e.serveImageRoots)),
+		"image.cache":         control(aether.Unary(e.serveImageCache)),
+		"image.warm":          control(e.serveImageWarm),
+		"image.collapse":      control(e.serveImageCollapse),
+		"image.evict":         control(aether.Unary(e.serveImageEvict)),
+		"image.trim":          control(e.serveImageTrim),
 	}
 }
 
 // route sends a guest's methods to the guest. It takes no lifecycle lock: a removal
 // must never wait for the command that it ends.
-func (e *Edge) route(ctx context.Context, principal any, open *msg.Open) (*aether.Conn, string, error) {
+func (e *Edge) route(ctx context.Context, principal any, open *msg.Open) (aether.Relay, error) {
 	if open.Method != aether.MethodBatch && aether.GuestGroup(open.Method) == "" {
-		return nil, "", nil
+		return aether.Relay{}, nil
 	}
 	c, ok := principal.(capability.Claims)
 	if !ok {
-		return nil, "", errs.New(errs.BadToken, "edge.route", "no capability")
+		return aether.Relay{}, errs.New(errs.BadToken, "edge.route", "no capability")
 	}
 	if err := c.Allows(open.Target, v1.RightSandbox); err != nil {
-		return nil, "", err
+		return aether.Relay{}, err
 	}
 	s := e.get(open.Target)
 	if s == nil {
-		return nil, "", e.absent(open.Target)
+		return aether.Relay{}, e.absent(open.Target)
 	}
-	conn, err := s.connect(ctx)
-	return conn, "", err
+	return e.open(ctx, s, open)
 }
 
 func document(v any) (*msg.Document, error) {
@@ -125,8 +129,9 @@ func (e *Edge) serveGet(ctx context.Context, _ *aether.Stream, r *msg.SandboxReq
 	if instance != nil {
 		u, err := instance.Usage(ctx)
 		if err == nil {
+			s.fill(&u, e.cfg.Now())
 			v.Usage = &u
-		} else if s.snapshot().State == v1.StateRunning { // else it ended meanwhile
+		} else if live(s.snapshot().State) { // else it ended meanwhile
 			return nil, err
 		}
 	}
@@ -153,6 +158,8 @@ type AuditReport struct {
 	Counts    map[string]int  `json:"counts"`    // resources by kind
 	Resources []AuditResource `json:"resources"` // all of them
 	Orphans   []string        `json:"orphans"`   // ids that no record explains
+
+	Reconciled Reconciled `json:"reconciled"`
 }
 
 // AuditResource is one object and its owner.
@@ -165,7 +172,7 @@ func (e *Edge) serveAudit(ctx context.Context, _ *aether.Stream, _ *msg.Empty) (
 	if err != nil {
 		return nil, errs.Wrap(errs.InternalError, "edge.audit", "count resources", err)
 	}
-	r := AuditReport{Node: e.Node(), Counts: map[string]int{}, Orphans: orphans}
+	r := AuditReport{Node: e.Node(), Counts: map[string]int{}, Orphans: orphans, Reconciled: e.reconciler.counts()}
 	for _, x := range resources {
 		r.Counts[x.Kind]++
 		r.Resources = append(r.Resources, AuditResource{x.Kind, x.Name, x.Sandbox})
@@ -293,7 +300,7 @@ func eventOf(changes []change, seq uint64) v1.EdgeEvent {
 // memory and disk always move a little.
 func sameLoad(n, last v1.Node) bool {
 	near := func(a, b int64) bool { return max(a-b, b-a) <= max(a, b)/64 }
-	return n.Ready == last.Ready && n.Sandboxes == last.Sandboxes && n.Allocated == last.Allocated &&
+	return n.Ready == last.Ready && n.Sandboxes == last.Sandboxes && n.Paused == last.Paused && n.Allocated == last.Allocated &&
 		n.CreatesOK == last.CreatesOK && n.CreatesFail == last.CreatesFail && near(n.FreeDisk, last.FreeDisk) && near(n.FreeMemory, last.FreeMemory)
 }
 

@@ -26,11 +26,13 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 		}
 	}
 	e := &Edge{
-		cfg: cfg, started: cfg.Now(), backends: map[v1.Backend]backend.Backend{}, stop: make(chan struct{}), removing: make(chan struct{}, removals), merging: make(chan struct{}, 1),
+		cfg: cfg, started: cfg.Now(), backends: map[v1.Backend]backend.Backend{}, stop: make(chan struct{}), removing: make(chan struct{}, removals), merging: make(chan struct{}, 1), pausing: make(chan struct{}, pauseParallel),
 		sandboxes: map[string]*sandbox{}, keys: map[string]string{}, temps: map[string]int{},
-		admit: &admission{capacity: cfg.Capacity, largest: cfg.Largest, reserve: cfg.Reserve, free: cfg.FreeSpace, now: cfg.Now},
+		admit: &admission{capacity: cfg.Capacity, largest: cfg.Largest, reserve: cfg.Reserve, free: cfg.FreeSpace, other: cfg.Shortage, now: cfg.Now},
+		costs: newCosts(cfg.Costs),
 		feed:  newFeed(feedSize, uint64(cfg.Now().UnixMicro())), // above every number of an earlier process
 	}
+	e.reconciler = newReconciler(e)
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -71,7 +73,17 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 			cfg.Log.Error("serve", "err", err)
 		}
 	})
-	e.wg.Go(e.lookForOOM)
+	e.wg.Go(e.meterAll)
+	every := cfg.ReconcileEvery
+	if every <= 0 {
+		every = reconcileEvery
+	}
+	e.wg.Go(func() { e.reconciler.run(every) })
+	for _, b := range e.backends {
+		if w, ok := b.(backend.OOMWatcher); ok {
+			e.wg.Go(func() { e.watchOOM(w) })
+		}
+	}
 	if e.reg, err = cfg.Cluster.Register(ctx, e.Node()); err != nil {
 		return nil, fmt.Errorf("register: %w", err)
 	}

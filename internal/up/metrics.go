@@ -3,6 +3,7 @@ package up
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"dsec/internal/edge"
 	"dsec/internal/image/account"
 	"dsec/internal/image/lazy"
 )
@@ -75,4 +76,40 @@ func (m *cacheMetrics) Collect(ch chan<- prometheus.Metric) {
 		send(m.oneBytes, prometheus.CounterValue, u.Fetched, u.Owner, "fetched")
 		ch <- prometheus.MustNewConstMetric(m.oneWait, prometheus.CounterValue, u.Wait.Seconds(), u.Owner)
 	}
+}
+
+// usageMetrics sum up what the sandboxes of this node use, when it is scraped. Each sandbox's own is in its usage:
+// thousands of series that end with their sandboxes are of no use to whoever collects them.
+type usageMetrics struct {
+	edge                                *edge.Edge
+	memory, memorySeconds, paused, sent *prometheus.Desc
+}
+
+func newUsageMetrics(e *edge.Edge) *usageMetrics {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("dsec_sandboxes_"+name, help, nil, nil)
+	}
+	return &usageMetrics{
+		edge:          e,
+		memory:        desc("memory_bytes", "Memory of all sandboxes, each as last read, ten seconds ago at most if there are fewer than 16,000."),
+		memorySeconds: desc("memory_gib_seconds_total", "Integral of sandboxes' memory over time, GiB·s."),
+		paused:        desc("paused_seconds_total", "Time that sandboxes were paused, without the pauses that go on."),
+		sent:          desc("sent_bytes_total", "Bytes that sandboxes sent."),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *usageMetrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{m.memory, m.memorySeconds, m.paused, m.sent} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *usageMetrics) Collect(ch chan<- prometheus.Metric) {
+	t := m.edge.Totals()
+	ch <- prometheus.MustNewConstMetric(m.memory, prometheus.GaugeValue, float64(t.MemoryBytes))
+	ch <- prometheus.MustNewConstMetric(m.memorySeconds, prometheus.CounterValue, t.GiBSeconds)
+	ch <- prometheus.MustNewConstMetric(m.paused, prometheus.CounterValue, t.PausedSeconds)
+	ch <- prometheus.MustNewConstMetric(m.sent, prometheus.CounterValue, float64(t.SentBytes))
 }

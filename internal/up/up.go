@@ -220,7 +220,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 	if n.fresh, err = untouched(n.opts.Data, existed); err != nil {
 		return "", err
 	}
-	if err := raiseLimits(); err != nil {
+	if err := raiseLimits(n.opts.Slots, n.opts.Log); err != nil {
 		return "", err
 	}
 	if err := doctor.DataDir(ctx, n.opts.Data); errors.Is(err, errs.DataUnsuitable) {
@@ -280,7 +280,7 @@ func (n *node) startEdge(ctx context.Context, s store.Store) error {
 	if err != nil {
 		return fmt.Errorf("start the edge: %w", err)
 	}
-	return nil
+	return n.metrics.Register(newUsageMetrics(n.edge))
 }
 
 // corrupt says what becomes of a data directory with a damaged file.
@@ -354,7 +354,15 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 		},
 		Largest: v1.Resources{CPUMillis: int64(runtime.NumCPU()) * 1000, MemoryBytes: memory}, // more would never be there
 		Reserve: edge.Reserve{MemoryBytes: n.opts.ReserveMemory, DiskBytes: n.opts.ReserveDisk},
+		Costs:   edge.Costs{Memory: memory},
 		Log:     n.opts.Log, Now: time.Now, Random: random,
+		BusyTime: func() time.Duration {
+			busy, err := busyTime()
+			if err != nil {
+				n.opts.Log.Error("look at the processors", "err", err)
+			}
+			return busy
+		},
 		FreeSpace: func() (disk, memory int64) {
 			disk, memory, err := freeSpace(n.opts.Data)
 			if err != nil {
@@ -362,6 +370,7 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 			}
 			return disk, memory
 		},
+		Shortage: func() (resource, text, advice string) { return shortOfPIDs("/proc") },
 	}
 }
 
@@ -558,32 +567,6 @@ func loadToken(path string) (string, error) {
 
 // tokenForm is that of a token made by loadToken.
 var tokenForm = regexp.MustCompile(`^dsec_[0-9a-f]{48}\n$`)
-
-// raiseLimits takes all the descriptors that the hard limit allows. It also lifts what the kernel
-// counts by user: a sandbox's users together have no more of it than the node.
-func raiseLimits() error {
-	var l unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return err
-	}
-	l.Cur = l.Max
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return err
-	}
-	for _, r := range []int{unix.RLIMIT_MSGQUEUE, unix.RLIMIT_SIGPENDING, unix.RLIMIT_MEMLOCK, unix.RLIMIT_NPROC} {
-		err := unix.Setrlimit(r, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
-		if err == unix.EPERM { // a root without CAP_SYS_RESOURCE: all there is
-			if err = unix.Getrlimit(r, &l); err == nil {
-				l.Cur = l.Max
-				err = unix.Setrlimit(r, &l)
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("lift a limit of the user's processes: %w", err)
-		}
-	}
-	return nil
-}
 
 func freeSpace(dir string) (disk, memory int64, err error) {
 	var s unix.Statfs_t

@@ -154,7 +154,7 @@ func (b *Bed) GuestPID(id string) (int, error) {
 			continue
 		}
 		groups, err := os.ReadFile("/proc/" + e.Name() + "/cgroup")
-		if err != nil || !strings.Contains(string(groups), "/"+b.group()+"/"+id) {
+		if err != nil || !strings.Contains(string(groups), "/"+b.group()+"/"+id) && !strings.Contains(string(groups), "/"+b.group()+cgroup.IdleSuffix+"/"+id) {
 			continue
 		}
 		status, err := os.ReadFile("/proc/" + e.Name() + "/status")

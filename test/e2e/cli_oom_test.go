@@ -144,3 +144,40 @@ func TestMemoryLimitInTheSDK(t *testing.T) {
 		t.Errorf("after it: %+v, %v", r, err)
 	}
 }
+
+// Who looks at the sandbox or its events reads which process it was and what it met.
+func TestMemoryLimitNamesWhatItKilled(t *testing.T) {
+	t.Parallel()
+	label := "test=" + t.Name()
+	c := shared.Client(t)
+	sb, err := c.Create(t.Context(), client.Spec{Image: bed.Image, MemoryBytes: 64 << 20, Labels: map[string]string{"test": t.Name()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Delete(t.Context())
+	r, err := sb.Run(t.Context(), "sh", "-c", "tail /dev/zero & echo $!; wait; true")
+	if err != nil || r.OOMKilled || r.OOMKills != 1 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	pid := strings.TrimSpace(string(r.Stdout))
+	bed.Eventually(t, "it is named", func() error {
+		got, err := sb.Get(t.Context())
+		if err != nil {
+			return err
+		}
+		o := got.LastOOM
+		if o == nil || o.Command != "tail" || o.LimitBytes != 64<<20 || o.MemoryBytes < 32<<20 || got.OOMKills != 1 {
+			return fmt.Errorf("%d kills, the last %+v", got.OOMKills, o)
+		}
+		if o.PID != 0 && fmt.Sprint(o.PID) != pid { // 0: it was gone already
+			t.Errorf("pid %d, it was %s", o.PID, pid)
+		}
+		return nil
+	})
+	if text := shared.Must(t, "inspect", sb.ID()); !strings.Contains(text, "last oom kill") {
+		t.Errorf("inspect:\n%s", text)
+	}
+	if text := shared.Must(t, "events", "--label", label); !strings.Contains(text, "1 process killed so far, last tail") {
+		t.Errorf("events:\n%s", text)
+	}
+}

@@ -30,7 +30,7 @@ func (b *Backend) Adopt(ctx context.Context, spec backend.Spec, raw json.RawMess
 		return nil, lost("its handle is of another generation", nil)
 	}
 	// Only what is sure makes it lost: out of descriptors, say, it lives on, with its ids.
-	b.ids.claim(h.FirstID)
+	b.ids.claim(h.FirstID, spec.ID)
 	unsure := func(err error) error {
 		return errs.Wrap(errs.InternalError, "container.adopt", "look at its first process", err)
 	}

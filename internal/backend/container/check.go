@@ -2,8 +2,10 @@ package container
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -70,3 +72,23 @@ func (b *Backend) CgroupVersion() int {
 
 // CanFreeze fails, with what is missing, where sandboxes cannot be frozen.
 func (b *Backend) CanFreeze() error { return b.cgroups.CanFreeze() }
+
+// CPUClasses says how sandboxes of class ls are kept from those of class be; the error, what of that is missing.
+func (b *Backend) CPUClasses() (detail string, err error) {
+	if !b.cgroups.IdleClass() {
+		err = errors.New("groups have no idle class (cpu.idle): be has the least weight instead")
+	}
+	switch {
+	case b.noCores == nil:
+		return "be is idle class, ls has core scheduling", err
+	case errors.Is(b.noCores, errNoSMT) || !hyperthreads():
+		return "be is idle class; cores have one hardware thread", err
+	}
+	return "be is idle class", errors.Join(err, b.noCores)
+}
+
+// hyperthreads tells whether cores share their hardware between threads.
+func hyperthreads() bool {
+	b, err := os.ReadFile("/sys/devices/system/cpu/smt/active")
+	return err != nil || strings.TrimSpace(string(b)) != "0"
+}

@@ -51,7 +51,9 @@ type Backend struct {
 	dev        int    // the /dev of all sandboxes
 	seccomp    []byte // filter program
 	ids        *ranges
-	stopSaving func() // nil: nothing is saved
+	cores      *coreCookie // nil: without
+	noCores    error       // why
+	stopSaving func()      // nil: nothing is saved
 	// Each holds one for a sandbox whose memory moves out, or in.
 	paging, fetching chan struct{}
 
@@ -117,6 +119,7 @@ func (b *Backend) prepare() error {
 	if b.stage, err = newStage(); err != nil {
 		return err
 	}
+	b.cores, b.noCores = newCoreCookie(schedCore)
 	if b.seccomp, err = seccompProgram(); err != nil {
 		return err
 	}
@@ -191,6 +194,9 @@ func (b *Backend) Close() error {
 	}
 	if b.stage != nil {
 		b.stage.close()
+	}
+	if b.cores != nil {
+		b.cores.close()
 	}
 	for _, fd := range []*int{&b.guest, &b.null, &b.dev} {
 		if *fd >= 0 {

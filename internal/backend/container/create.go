@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dsec/aether/msg"
+	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
 	"dsec/internal/backend"
 	"dsec/internal/backend/container/cgroup"
@@ -101,17 +102,31 @@ func (b *Backend) Create(ctx context.Context, spec backend.Spec, report backend.
 func (c *creation) explain(err error) error {
 	switch {
 	case errors.Is(err, errs.ImageUnsupported):
+	case errors.Is(err, errClone) && errors.Is(err, unix.ENOSPC):
+		err = short("namespaces", "raise user.max_*_namespaces of the machine (sysctl), or remove sandboxes", err)
+	case errors.Is(err, errClone) && errors.Is(err, unix.EAGAIN):
+		err = short("process ids", "raise kernel.pid_max and kernel.threads-max of the machine (sysctl), or remove sandboxes", err)
+	case errors.Is(err, unix.EMFILE):
+		err = short("open files", "raise the server's limit ('ulimit -Hn', or LimitNOFILE= of its service) and restart it, or remove sandboxes", err)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		err = errs.Wrap(errs.DiskFull, "container.create", "no space for the sandbox", err)
 	case errors.Is(err, unix.EROFS):
 		err = errs.New(errs.BackendUnusable, "container.create", "the file system of sandboxes' own layers failed and is read-only; most often the disk of the data directory was full").
 			Because(err).Advise("free disk space in the data directory, then restart the server with 'dsec down --keep' and 'dsec up', which makes it anew; sandboxes that run now cannot write any more")
-	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EAGAIN), errors.Is(err, errNoRange):
+	case errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EAGAIN), errors.Is(err, errNoRange):
 		err = errs.Wrap(errs.NodeFull, "container.create", "the node ran out of a kernel resource", err)
 	default:
 		err = errs.Wrap(errs.InternalError, "container.create", "could not start the sandbox", err)
 	}
 	return err
+}
+
+// errClone is of a clone that the kernel refused.
+var errClone = errors.New("clone into namespaces")
+
+// short is the error of a node that has no more of something, with what to do.
+func short(of, advice string, cause error) error {
+	return errs.New(errs.NodeFull, "container.create", "the node has no "+of+" left").With("resource", of).Because(cause).Advise(advice)
 }
 
 func (c *creation) closeTemporary() {
@@ -141,14 +156,14 @@ func (c *creation) acquireLayers(ctx context.Context) (err error) {
 
 func (c *creation) makeGroup(context.Context) error {
 	s := c.spec.Sandbox
-	return c.b.cgroups.Create(c.spec.ID, cgroup.Limits{CPUMillis: s.CPUMillis, MemoryBytes: s.MemoryBytes, PIDs: s.PIDs})
+	return c.b.cgroups.Create(c.spec.ID, cgroup.Limits{CPUMillis: s.CPUMillis, MemoryBytes: s.MemoryBytes, PIDs: s.PIDs, Idle: s.QoS == v1.QoSBest})
 }
 
 func (c *creation) removeGroup(ctx context.Context) error { return c.b.removeGroup(ctx, c.spec.ID) }
 
 // makeDirectory makes the writable layer, with the files of /etc that name the sandbox.
 func (c *creation) makeDirectory(context.Context) (err error) {
-	if c.firstID, err = c.b.ids.take(); err != nil {
+	if c.firstID, err = c.b.ids.take(c.spec.ID); err != nil {
 		return err
 	}
 	root := int(c.b.dir.Fd())
@@ -259,7 +274,7 @@ func (c *creation) clone(ctx context.Context) error {
 	}
 	child, err := c.b.stage.start(c.firstID, namespaces, group.CloneInto, p)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errClone, err)
 	}
 	c.child = child
 	if c.instance, err = newInstance(c, child); err != nil {
@@ -267,6 +282,11 @@ func (c *creation) clone(ctx context.Context) error {
 		return err
 	}
 	c.instance.count(lazy.Use{})
+	if c.spec.Sandbox.QoS == v1.QoSLatency {
+		if err := c.b.cores.share(child.PID); err != nil {
+			return err
+		}
+	}
 	for _, file := range []string{"uid_map", "gid_map"} {
 		line := "0 " + strconv.FormatUint(uint64(c.firstID), 10) + " " + strconv.Itoa(rangeSize) + "\n"
 		if err := writeProc(child.PID, file, line); err != nil {

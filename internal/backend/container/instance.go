@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -33,6 +34,7 @@ type instance struct {
 	reads reads
 	still still
 	fetch fetch
+	disk  diskIO
 
 	mu    sync.Mutex
 	first net.Conn // the channel made at creation, until someone dials
@@ -160,21 +162,41 @@ func (i *instance) DialGuest(ctx context.Context) (net.Conn, error) {
 }
 
 // Usage implements backend.Instance.
-func (i *instance) Usage(context.Context) (v1.Usage, error) {
+func (i *instance) Usage(ctx context.Context) (v1.Usage, error) {
+	u, err := i.Counters(ctx)
+	if err == nil {
+		u.DiskBytes = diskUsage(filepath.Join(i.b.dir.Name(), i.id, "upper"))
+	}
+	return u, err
+}
+
+// Counters implements backend.Counter: it looks at no files of the sandbox.
+func (i *instance) Counters(context.Context) (v1.Usage, error) {
 	u, err := i.b.cgroups.Usage(i.id)
 	if err != nil {
 		return v1.Usage{}, errs.Wrap(errs.InternalError, "container.usage", "read the cgroup", err)
 	}
+	pids, err := i.b.cgroups.PIDs(i.id)
+	if err != nil {
+		return v1.Usage{}, errs.Wrap(errs.InternalError, "container.usage", "list its processes", err)
+	}
+	if !slices.Contains(pids, i.handle.PID) && !i.ended() {
+		pids = append(pids, i.handle.PID)
+	}
+	read, written := i.disk.ofProcesses(pids)
 	image := i.used()
 	return v1.Usage{
-		CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.MemoryBytes, SwapBytes: u.SwapBytes, PeakMemoryBytes: u.PeakMemoryBytes,
-		Processes: u.PIDs, OOMKills: u.OOMKills, ForksRefused: u.PIDsRefused, DiskBytes: diskUsage(filepath.Join(i.b.dir.Name(), i.id, "upper")),
+		CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.MemoryBytes, PeakMemoryBytes: u.PeakMemoryBytes, SwapBytes: u.SwapBytes, IOReadBytes: read, IOWrittenBytes: written,
+		Processes: u.PIDs, OOMKills: u.OOMKills, ForksRefused: u.PIDsRefused,
 		ImageReadBytes: image.Read, ImageWaitedBytes: image.Waited, ImageWaitSeconds: image.Wait.Seconds(), ImageFetchedBytes: image.Fetched,
 	}, nil
 }
 
 // OOMKills implements backend.OOMCounter.
 func (i *instance) OOMKills() (int64, error) { return i.b.cgroups.OOMKills(i.id) }
+
+// MemoryBytes implements backend.MemoryCounter.
+func (i *instance) MemoryBytes() (int64, error) { return i.b.cgroups.MemoryBytes(i.id) }
 
 // diskUsage sums the blocks below dir; files that vanish meanwhile count as nothing.
 func diskUsage(dir string) (total int64) {

@@ -19,6 +19,8 @@ type Readers interface {
 	Open(id string, pid int, before lazy.Use) error
 	// Of returns what the sandbox used.
 	Of(id string) lazy.Use
+	// Changed calls told for each open account with more on it than when told last returned true for it.
+	Changed(told func(id string) bool)
 	// Close ends the account.
 	Close(id string)
 }
@@ -127,15 +129,13 @@ func (b *Backend) startSaving(every time.Duration) (stop func()) {
 	}
 }
 
-// saveAllReads tries to: what a sandbox read is nothing to fail for.
+// saveAllReads tries to save what changed: what a sandbox read is nothing to fail for. However many sandboxes
+// there are, only those that read cost something.
 func (b *Backend) saveAllReads() {
-	b.mu.Lock()
-	list := make([]*instance, 0, len(b.instances))
-	for _, i := range b.instances {
-		list = append(list, i)
-	}
-	b.mu.Unlock()
-	for _, i := range list {
-		_ = i.saveReads() // tried again next time
-	}
+	b.cfg.Readers.Changed(func(id string) bool {
+		b.mu.Lock()
+		i := b.instances[id]
+		b.mu.Unlock()
+		return i != nil && i.saveReads() == nil // else it is being created, or tried again next time
+	})
 }

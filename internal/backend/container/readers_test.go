@@ -1,6 +1,7 @@
 package container
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"sync"
@@ -15,9 +16,13 @@ type readers struct {
 	mu   sync.Mutex
 	pids map[string]int
 	uses map[string]lazy.Use
+	more map[string]bool // set and not told of
+	asks int             // how often somebody asked for one account
 }
 
-func newReaders() *readers { return &readers{pids: map[string]int{}, uses: map[string]lazy.Use{}} }
+func newReaders() *readers {
+	return &readers{pids: map[string]int{}, uses: map[string]lazy.Use{}, more: map[string]bool{}}
+}
 
 func (r *readers) Open(id string, pid int, before lazy.Use) error {
 	r.mu.Lock()
@@ -29,7 +34,24 @@ func (r *readers) Open(id string, pid int, before lazy.Use) error {
 func (r *readers) Of(id string) lazy.Use {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.asks++
 	return r.uses[id]
+}
+
+func (r *readers) Changed(told func(string) bool) {
+	r.mu.Lock()
+	var ids []string
+	for id := range r.more {
+		ids = append(ids, id)
+	}
+	r.mu.Unlock()
+	for _, id := range ids {
+		if told(id) {
+			r.mu.Lock()
+			delete(r.more, id)
+			r.mu.Unlock()
+		}
+	}
 }
 
 func (r *readers) Close(id string) {
@@ -42,7 +64,7 @@ func (r *readers) Close(id string) {
 func (r *readers) set(id string, u lazy.Use) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.uses[id] = u
+	r.uses[id], r.more[id] = u, true
 }
 
 // What a sandbox read counts on when its node's process is another, also if that one was killed.
@@ -123,5 +145,40 @@ func TestReadsOutliveTheProcess(t *testing.T) {
 	}
 	if err := b1.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// What sandboxes that read nothing did is not even looked at: thousands of them cost nothing each second.
+func TestReadsOfIdleSandboxesAreNotLookedAt(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	b := n.open(t)
+	b.Close() // to be opened again with readers
+	cfg, r := b.cfg, newReaders()
+	cfg.Readers = r
+	b, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.stopSaving() // the test saves
+	b.stopSaving = nil
+	defer b.Close()
+	for _, id := range []string{"sidle", "sreader"} {
+		if _, err := b.Create(t.Context(), spec(id), nil); err != nil {
+			t.Fatal(err)
+		}
+		defer b.Delete(context.Background(), id)
+	}
+	used := lazy.Use{Reads: 1, Read: 4096}
+	r.set("sreader", used)
+	r.set("screating", used) // of a create that has not ended: it is not forgotten
+	for range 3 {
+		b.saveAllReads()
+	}
+	if r.asks != 1 || b.loadReads("sreader") != used {
+		t.Errorf("%d accounts were looked at, and %+v is saved", r.asks, b.loadReads("sreader"))
+	}
+	if !r.more["screating"] {
+		t.Error("what could not be saved yet is forgotten")
 	}
 }

@@ -84,7 +84,8 @@ func TestOpenAPIDocumentIsValidAndComplete(t *testing.T) {
 	checkRefs(t, tree, tree)
 	for _, route := range []string{
 		"POST /v1/sandboxes", "POST /v1/sandboxes/batch", "GET /v1/sandboxes", "GET /v1/sandboxes/{id}", "DELETE /v1/sandboxes/{id}",
-		"POST /v1/sandboxes/delete", "POST /v1/sandboxes/{id}/capability", "GET /v1/events", "POST /v1/images", "GET /v1/images",
+		"POST /v1/sandboxes/delete", "POST /v1/sandboxes/pause", "POST /v1/sandboxes/resume", "GET /v1/sandboxes/usage",
+		"POST /v1/sandboxes/{id}/pause", "POST /v1/sandboxes/{id}/resume", "POST /v1/sandboxes/{id}/hint", "POST /v1/sandboxes/{id}/capability", "GET /v1/events", "POST /v1/images", "GET /v1/images",
 		"GET /v1/images/{name}", "DELETE /v1/images/{name}", "GET /v1/nodes", "GET /v1/nodes/{id}", "POST /v1/tokens", "GET /v1/tokens",
 		"DELETE /v1/tokens/{id}", "GET /v1/health", "GET /metrics", "GET /v1/aether",
 	} {

@@ -115,8 +115,8 @@ func (c *prefixedConn) Read(p []byte) (int, error) {
 }
 
 // route decides where a client's stream goes.
-func (s *Server) route(ctx context.Context, principal any, open *msg.Open) (*aether.Conn, string, error) {
-	up, target, err := s.routeTo(ctx, principal.(*caller).Principal, open)
+func (s *Server) route(ctx context.Context, principal any, open *msg.Open) (aether.Relay, error) {
+	to, err := s.routeTo(ctx, principal.(*caller).Principal, open)
 	group := aether.GuestGroup(open.Method)
 	if open.Method == aether.MethodBatch {
 		group = aether.MethodBatch
@@ -129,39 +129,39 @@ func (s *Server) route(ctx context.Context, principal any, open *msg.Open) (*aet
 		result = string(errs.Of(err).Code)
 	}
 	s.metrics.streams.WithLabelValues(group, result).Inc()
-	return up, target, err
+	return to, err
 }
 
-func (s *Server) routeTo(ctx context.Context, p *iam.Principal, open *msg.Open) (*aether.Conn, string, error) {
+func (s *Server) routeTo(ctx context.Context, p *iam.Principal, open *msg.Open) (aether.Relay, error) {
 	if err := s.cfg.IAM.Check(p); err != nil {
-		return nil, "", err
+		return aether.Relay{}, err
 	}
 	if err := p.Require(v1.RightSandbox); err != nil {
-		return nil, "", err
+		return aether.Relay{}, err
 	}
 	if s.drain.Err() != nil { // before an edge that stops with us seems to be lost
-		return nil, "", errs.New(errs.ShuttingDown, "aether.route", "the server is stopping")
+		return aether.Relay{}, errs.New(errs.ShuttingDown, "aether.route", "the server is stopping")
 	}
 	switch {
 	case open.Method == aether.MethodBatch:
 		if !relayWhole(open) {
-			return nil, "", nil // taken apart here; each operation is then routed by itself
+			return aether.Relay{}, nil // taken apart here; each operation is then routed by itself
 		}
 	case aether.GuestGroup(open.Method) == "": // what an edge serves for the control plane is reached by REST
-		return nil, "", errs.New(errs.UnknownMethod, "aether.route", "no method "+quoted(open.Method)+" is served to clients")
+		return aether.Relay{}, errs.New(errs.UnknownMethod, "aether.route", "no method "+quoted(open.Method)+" is served to clients")
 	}
 	if open.Target == "" {
-		return nil, "", errs.New(errs.BadRequest, "aether.route", "the stream names no sandbox as its target").With("field", "target")
+		return aether.Relay{}, errs.New(errs.BadRequest, "aether.route", "the stream names no sandbox as its target").With("field", "target")
 	}
 	node, _, err := s.cfg.Registry.Locate(open.Target)
 	if err != nil {
-		return nil, "", err
+		return aether.Relay{}, err
 	}
 	up, err := s.cfg.Edges.Conn(ctx, node)
 	if err != nil {
-		return nil, "", err
+		return aether.Relay{}, err
 	}
-	return up, open.Target, nil
+	return aether.Relay{Conn: up, Target: open.Target}, nil
 }
 
 // relayWhole says whether a batch may go to one edge as it is. The edge trusts us, so every

@@ -69,6 +69,43 @@ func (s *Server) sandboxRoutes() {
 		id: "delete-sandboxes", method: http.MethodPost, path: "/v1/sandboxes/delete", tag: tag, right: v1.RightSandbox,
 		summary: "Remove several sandboxes", text: "By their ids, or all that have the labels. A line for each, in no order.", line: v1.DeleteResult{},
 	}, s.deleteMany)
+	handleStream(s, op{
+		id: "pause-sandboxes", method: http.MethodPost, path: "/v1/sandboxes/pause", tag: tag, right: v1.RightSandbox,
+		summary: "Pause several sandboxes",
+		text: "By their ids, or all that have the labels. A line for each, in the order in which they end; those of a job are paused by one call. " +
+			"A client that goes away ends it: what has begun by then is paused all the same.",
+		line: v1.PauseResult{},
+	}, s.pauseMany)
+	handleStream(s, op{
+		id: "resume-sandboxes", method: http.MethodPost, path: "/v1/sandboxes/resume", tag: tag, right: v1.RightSandbox,
+		summary: "Resume several sandboxes", text: "By their ids, or all that have the labels. A line for each, in the order in which they end.", line: v1.PauseResult{},
+	}, s.resumeMany)
+	handle(s, op{
+		id: "pause-sandbox", method: http.MethodPost, path: "/v1/sandboxes/{id}/pause", tag: tag, right: v1.RightSandbox, body: -1,
+		summary: "Pause a sandbox",
+		text: "Its processes stand still, and their memory is moved out. Any operation in it resumes it first. One that is paused stays so, which is a success. " +
+			"Answers when its memory is free.",
+		errors: append([]errs.Code{errs.StateConflict, errs.SwapFull, errs.NotSupported, errs.BackendUnusable, errs.ShuttingDown}, ofSandbox...),
+	}, s.pauseOne)
+	handle(s, op{
+		id: "resume-sandbox", method: http.MethodPost, path: "/v1/sandboxes/{id}/resume", tag: tag, right: v1.RightSandbox, body: -1,
+		summary: "Resume a sandbox",
+		text:    "One that runs goes on, which is a success. If the node has no room for it, it stays paused, and the error `node_full` says what would free some.",
+		errors:  append([]errs.Code{errs.StateConflict, errs.NodeFull, errs.NotSupported, errs.BackendUnusable, errs.GuestUnreachable, errs.ShuttingDown}, ofSandbox...),
+	}, s.resumeOne)
+	handle(s, op{
+		id: "hint-sandbox", method: http.MethodPost, path: "/v1/sandboxes/{id}/hint", tag: tag, right: v1.RightSandbox,
+		summary: "Say when a sandbox is used next",
+		text: "The node pauses it if holding its memory until then costs more than pausing and resuming it, and says what it did and why. " +
+			"It does not pause what is in use: a running command, an attached stream, a connection to a port.",
+		errors: append([]errs.Code{errs.StateConflict, errs.SwapFull, errs.NotSupported, errs.BackendUnusable, errs.ShuttingDown}, ofSandbox...),
+	}, s.hint)
+	handle(s, op{
+		id: "list-usage", method: http.MethodGet, path: "/v1/sandboxes/usage", tag: tag, right: v1.RightRead,
+		summary: "What sandboxes use",
+		text: "By nodes, with what each node itself has and uses. Of all sandboxes if neither ids nor labels are given: then it may be a second old. " +
+			"Reading wakes no paused sandbox. A node that does not answer has an error; its sandboxes are listed without usage.",
+	}, s.uses)
 	handle(s, op{
 		id: "create-capability", method: http.MethodPost, path: "/v1/sandboxes/{id}/capability", tag: "data plane", right: v1.RightSandbox, status: 201, body: -1,
 		summary: "Get a capability for a sandbox",

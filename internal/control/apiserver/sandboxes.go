@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	v1 "dsec/api/v1"
@@ -16,7 +15,6 @@ import (
 
 const (
 	pageDefault    = 1000
-	deleteParallel = 32
 	deleteTimeout  = 2 * time.Minute
 	getTimeout     = 5 * time.Second
 	capabilityLife = 10 * time.Minute
@@ -28,7 +26,7 @@ type idInput struct {
 
 type listInput struct {
 	Label []string `query:"label,explode" maxItems:"16" doc:"key=value; all given must match." example:"job=train-7"`
-	State string   `query:"state" enum:"creating,running,stopping,stopped,failed,lost" doc:"Only sandboxes in this state."`
+	State string   `query:"state" enum:"creating,running,pausing,paused,resuming,stopping,stopped,failed,lost" doc:"Only sandboxes in this state."`
 	Limit int      `query:"limit" minimum:"1" maximum:"10000" doc:"Most items to return; 1000 if not given."`
 	After string   `query:"after" maxLength:"64" doc:"Last id of the page before; a page shorter than the limit is the last one."`
 }
@@ -120,13 +118,22 @@ func (s *Server) renew(ctx context.Context, _ *request, in *idInput) (*noOutput,
 	return nil, err
 }
 
+// forgetLost removes a sandbox of which nothing can be left, as its node was lost.
+func (s *Server) forgetLost(id string) bool {
+	sb, ok := s.cfg.Registry.Get(id)
+	if !ok || sb.State != v1.StateLost {
+		return false
+	}
+	s.cfg.Registry.Remove(id)
+	return true
+}
+
 // delete removes a sandbox whatever its state. It is carried through even if the client
 // goes away.
 func (s *Server) delete(ctx context.Context, id string) error {
 	node, _, err := s.cfg.Registry.Locate(id)
 	if err != nil {
-		if sb, ok := s.cfg.Registry.Get(id); ok && sb.State == v1.StateLost {
-			s.cfg.Registry.Remove(id)
+		if s.forgetLost(id) {
 			return nil
 		}
 		return err
@@ -145,62 +152,30 @@ func (s *Server) delete(ctx context.Context, id string) error {
 
 type deleteInput struct{ Body v1.DeleteRequest }
 
+// deleteMany is POST /v1/sandboxes/delete.
 func (s *Server) deleteMany(ctx context.Context, req *request, _ *http.Request, in *deleteInput) error {
-	ids := in.Body.IDs
-	switch {
-	case len(ids) > 0 && len(in.Body.Labels) > 0:
-		return badField("labels", "give ids or labels, not both")
-	case len(ids) == 0 && len(in.Body.Labels) == 0:
-		return badField("ids", "give ids or labels")
-	case len(ids) == 0:
-		for _, sb := range s.cfg.Registry.List(watcher.Filter{Labels: in.Body.Labels}).Items {
-			ids = append(ids, sb.ID)
-		}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	out := s.newLines(req, "application/x-ndjson")
-	defer out.end()
-	if err := out.start(); err != nil {
+	ids, err := s.chosen(in.Body.IDs, in.Body.Labels)
+	if err != nil {
 		return err
 	}
-	next, results := make(chan string), make(chan v1.DeleteResult)
-	var wg sync.WaitGroup
-	for range min(deleteParallel, len(ids)) {
-		wg.Go(func() {
-			for id := range next {
-				results <- v1.DeleteResult{ID: id, Error: problemOrNil(req, s.delete(ctx, id))}
+	return answerEach(ctx, s, req, ids, batch[v1.EdgeDeleted, v1.DeleteResult]{
+		ask: s.cfg.Edges.DeleteMany,
+		id:  func(r v1.EdgeDeleted) string { return r.ID },
+		take: func(node v1.Node, r v1.EdgeDeleted) v1.DeleteResult {
+			if r.Sandbox != nil {
+				s.cfg.Registry.Apply(*r.Sandbox)
+				s.cfg.Registry.Remove(r.ID)
 			}
-		})
-	}
-	go func() {
-		defer close(results)
-		defer wg.Wait()
-		defer close(next)
-		for _, id := range ids {
-			select {
-			case next <- id:
-			case <-ctx.Done():
-				return
+			s.completeProblem(req, node, r.ID, r.Error)
+			return r.DeleteResult
+		},
+		fail: func(id string, err error) v1.DeleteResult {
+			if s.forgetLost(id) {
+				return v1.DeleteResult{ID: id}
 			}
-		}
-	}()
-	var failed error
-	for r := range results {
-		if failed == nil {
-			if failed = out.write(r); failed != nil {
-				cancel()
-			}
-		}
-	}
-	return failed
-}
-
-func problemOrNil(req *request, err error) *v1.Problem {
-	if err == nil {
-		return nil
-	}
-	return problemOf(req, err)
+			return v1.DeleteResult{ID: id, Error: problemOf(req, err)}
+		},
+	})
 }
 
 // Capability lets its holder reach one sandbox at its edge directly.

@@ -47,6 +47,8 @@ type Edge struct {
 	stop      context.CancelFunc
 	served    chan struct{}
 	onCreate  func(context.Context, *v1.EdgeCreate) error
+	onEach    func(ctx context.Context, method string, n int) error
+	asks      []Ask
 	onExport  func(context.Context, *aether.Stream, *v1.Image) error
 	onImport  func(context.Context, *aether.Stream, *msg.ImageImportRequest) (v1.Image, error)
 	sandboxes map[string]*v1.Sandbox
@@ -144,23 +146,28 @@ func (e *Edge) Serve() {
 	srv := aether.NewServer(aether.ServerConfig{
 		Node: e.node.ID, Generation: e.node.Epoch, Auth: e.auth,
 		Handlers: map[string]aether.Handler{
-			"sandbox.create": aether.Unary(e.create),
-			"sandbox.get":    aether.Unary(e.get),
-			"sandbox.renew":  aether.Unary(e.renew),
-			"sandbox.delete": aether.Unary(e.delete),
-			"edge.watch":     e.watch,
-			"image.import":   e.imageImport,
-			"image.export":   e.imageExport,
-			"image.delete":   aether.Unary(e.imageDelete),
-			"image.list":     aether.Unary(e.imageList),
-			"image.roots":    aether.Unary(e.imageRoots),
-			"image.cache":    aether.Unary(e.imageCache),
-			"image.warm":     e.imageWarm,
-			"image.collapse": e.imageCollapse,
-			"image.evict":    aether.Unary(e.imageEvict),
-			"image.trim":     aether.Unary(e.imageTrim),
-			"process.exec":   aether.Unary(e.exec),
-			"process.start":  e.start,
+			"sandbox.create":      aether.Unary(e.create),
+			"sandbox.get":         aether.Unary(e.get),
+			"sandbox.renew":       aether.Unary(e.renew),
+			"sandbox.delete":      aether.Unary(e.delete),
+			"sandbox.delete_many": e.deleteMany,
+			"sandbox.pause":       e.pause,
+			"sandbox.resume":      e.resume,
+			"sandbox.hint":        aether.Unary(e.hint),
+			"sandbox.usage":       aether.Unary(e.usage),
+			"edge.watch":          e.watch,
+			"image.import":        e.imageImport,
+			"image.export":        e.imageExport,
+			"image.delete":        aether.Unary(e.imageDelete),
+			"image.list":          aether.Unary(e.imageList),
+			"image.roots":         aether.Unary(e.imageRoots),
+			"image.cache":         aether.Unary(e.imageCache),
+			"image.warm":          e.imageWarm,
+			"image.collapse":      e.imageCollapse,
+			"image.evict":         aether.Unary(e.imageEvict),
+			"image.trim":          aether.Unary(e.imageTrim),
+			"process.exec":        aether.Unary(e.exec),
+			"process.start":       e.start,
 		},
 	})
 	served := make(chan struct{})
@@ -194,6 +201,26 @@ func (e *Edge) OnCreate(f func(context.Context, *v1.EdgeCreate) error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.onCreate = f
+}
+
+// Ask is one call for several sandboxes.
+type Ask struct {
+	Method string
+	IDs    []string
+}
+
+// Asks returns the calls for several sandboxes, in order.
+func (e *Edge) Asks() []Ask {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.asks)
+}
+
+// OnEach is asked before the nth outcome of a call for several sandboxes; its error ends the call.
+func (e *Edge) OnEach(f func(ctx context.Context, method string, n int) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.onEach = f
 }
 
 // Need makes the edge say that it needs layers.

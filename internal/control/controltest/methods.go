@@ -102,24 +102,178 @@ func (e *Edge) Renewals() int {
 }
 
 func (e *Edge) delete(_ context.Context, _ *aether.Stream, req *msg.SandboxRequest) (*msg.Document, error) {
+	last, err := e.drop(req.Id)
+	if err != nil {
+		return nil, err
+	}
+	return document(last)
+}
+
+func (e *Edge) drop(id string) (v1.Sandbox, error) {
 	e.mu.Lock()
-	if over := e.creating[req.Id]; over != nil { // one operation at a time for an id
+	if over := e.creating[id]; over != nil { // one operation at a time for an id
 		e.mu.Unlock()
 		<-over
 		e.mu.Lock()
 	}
 	defer e.mu.Unlock()
-	sb := e.sandboxes[req.Id]
+	sb := e.sandboxes[id]
 	if sb == nil {
-		return nil, e.missing(req.Id)
+		return v1.Sandbox{}, e.missing(id)
 	}
 	last := *sb
 	last.State, last.EndReason = v1.StateStopping, v1.EndRequest
 	last.Generation++
-	delete(e.sandboxes, req.Id)
-	e.removed[req.Id] = true
-	e.emit(v1.EdgeEvent{Removed: []string{req.Id}})
-	return document(last)
+	delete(e.sandboxes, id)
+	e.removed[id] = true
+	e.emit(v1.EdgeEvent{Removed: []string{id}})
+	return last, nil
+}
+
+func (e *Edge) deleteMany(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	req, err := asked[v1.EdgeDelete](s)
+	if err != nil {
+		return nil, err
+	}
+	return e.each(ctx, s, "sandbox.delete_many", req.IDs, func(id string) any {
+		r := v1.EdgeDeleted{DeleteResult: v1.DeleteResult{ID: id}}
+		last, err := e.drop(id)
+		if err == nil {
+			r.Sandbox = &last
+		}
+		r.Error = v1.ProblemOf(err)
+		return r
+	})
+}
+
+func (e *Edge) pause(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	req, err := asked[v1.EdgePause](s)
+	if err != nil {
+		return nil, err
+	}
+	return e.each(ctx, s, "sandbox.pause", req.IDs, func(id string) any { return e.turn(id, v1.StatePaused) })
+}
+
+func (e *Edge) resume(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+	req, err := asked[v1.EdgePause](s)
+	if err != nil {
+		return nil, err
+	}
+	return e.each(ctx, s, "sandbox.resume", req.IDs, func(id string) any { return e.turn(id, v1.StateRunning) })
+}
+
+// Freed is what a pause of a fake edge's sandbox frees.
+const Freed = 64 << 20
+
+// turn takes a sandbox from running to paused, or back.
+func (e *Edge) turn(id string, to v1.State) v1.EdgePaused {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := v1.EdgePaused{PauseResult: v1.PauseResult{ID: id, TookMS: 1}}
+	old := e.sandboxes[id]
+	switch {
+	case old == nil:
+		r.Error = v1.ProblemOf(e.missing(id))
+		return r
+	case old.State != v1.StateRunning && old.State != v1.StatePaused:
+		r.Error = v1.ProblemOf(errs.New(errs.StateConflict, "edge.pause", "the sandbox is "+string(old.State)).With("state", string(old.State)))
+		return r
+	}
+	sb := *old
+	if r.State, r.Sandbox = to, &sb; sb.State == to {
+		return r
+	}
+	r.Changed = true
+	sb.State, sb.PausedAt, sb.PauseReason = to, nil, ""
+	sb.Generation++
+	if to == v1.StatePaused {
+		now := time.Now().UTC()
+		sb.PausedAt, sb.PauseReason = &now, v1.PauseRequested
+		sb.Pauses++
+		r.FreedBytes = Freed
+	}
+	e.sandboxes[id] = &sb
+	e.emit(v1.EdgeEvent{Sandboxes: []v1.Sandbox{sb}})
+	return r
+}
+
+// each tells an outcome for each id, as far as OnEach lets it.
+func (e *Edge) each(ctx context.Context, s *aether.Stream, method string, ids []string, do func(id string) any) (aether.Message, error) {
+	e.mu.Lock()
+	e.asks = append(e.asks, Ask{Method: method, IDs: ids})
+	hook := e.onEach
+	e.mu.Unlock()
+	for n, id := range ids {
+		if hook != nil {
+			if err := hook(ctx, method, n); err != nil {
+				return nil, err
+			}
+		}
+		doc, err := document(do(id))
+		if err != nil {
+			return nil, err
+		}
+		if err := s.SendMessage(ctx, doc); err != nil {
+			return nil, err
+		}
+	}
+	return &msg.Empty{}, nil
+}
+
+// hint pauses what will not be used for a minute.
+func (e *Edge) hint(_ context.Context, _ *aether.Stream, doc *msg.Document) (*msg.Document, error) {
+	var req v1.EdgeHint
+	if err := json.Unmarshal(doc.Json, &req); err != nil {
+		return nil, err
+	}
+	r := v1.HintResult{ID: req.ID, Action: "keep", HoldCost: float64(req.NextCall), MoveCost: 60, MemoryBytes: Freed, Why: "it is a fake edge"}
+	e.mu.Lock()
+	sb := e.sandboxes[req.ID]
+	if sb == nil {
+		defer e.mu.Unlock()
+		return nil, e.missing(req.ID)
+	}
+	e.mu.Unlock()
+	r.Sandbox = sb
+	if r.HoldCost > r.MoveCost {
+		r.Action, r.Sandbox = "pause", e.turn(req.ID, v1.StatePaused).Sandbox
+	}
+	return document(r)
+}
+
+func (e *Edge) usage(_ context.Context, _ *aether.Stream, doc *msg.Document) (*msg.Document, error) {
+	var req v1.EdgeUsage
+	if err := json.Unmarshal(doc.Json, &req); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.asks = append(e.asks, Ask{Method: "sandbox.usage", IDs: req.IDs})
+	ids := req.IDs
+	if len(ids) == 0 {
+		for id := range e.sandboxes {
+			ids = append(ids, id)
+		}
+	}
+	u := v1.NodeUsage{At: time.Now().UTC(), CPUMillis: 2000, CPUSeconds: 7, MemoryBytes: 24 << 30}
+	for _, id := range ids {
+		it := v1.SandboxUsage{ID: id}
+		if sb := e.sandboxes[id]; sb != nil {
+			it.State, it.Usage = sb.State, &v1.Usage{CPUSeconds: 0.5, MemoryBytes: 1 << 20, Processes: 1}
+		} else {
+			it.Error = v1.ProblemOf(e.missing(id))
+		}
+		u.Items = append(u.Items, it)
+	}
+	return document(u)
+}
+
+func asked[T any](s *aether.Stream) (req T, err error) {
+	var doc msg.Document
+	if err := s.Parse(&doc); err != nil {
+		return req, err
+	}
+	return req, json.Unmarshal(doc.Json, &req)
 }
 
 func (e *Edge) watch(ctx context.Context, s *aether.Stream) (aether.Message, error) {

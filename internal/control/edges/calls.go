@@ -222,7 +222,47 @@ func (p *Pool) open(ctx context.Context, node v1.Node, method string, req any) (
 
 // Fork makes children of a sandbox on its edge; each is told as it is made or has failed.
 func (p *Pool) Fork(ctx context.Context, node v1.Node, req *v1.EdgeFork, each func(v1.CreateResult) error) error {
-	s, err := p.open(ctx, node, "sandbox.fork", req)
+	return outcomes(ctx, p, node, "sandbox.fork", req, each)
+}
+
+// Pause pauses sandboxes of an edge; the outcome of each is told as it ends.
+func (p *Pool) Pause(ctx context.Context, node v1.Node, ids []string, each func(v1.EdgePaused) error) error {
+	return outcomes(ctx, p, node, "sandbox.pause", &v1.EdgePause{IDs: ids, Why: v1.PauseRequested}, each)
+}
+
+// Resume lets sandboxes of an edge run again; the outcome of each is told as it ends.
+func (p *Pool) Resume(ctx context.Context, node v1.Node, ids []string, each func(v1.EdgePaused) error) error {
+	return outcomes(ctx, p, node, "sandbox.resume", &v1.EdgePause{IDs: ids}, each)
+}
+
+// DeleteMany removes sandboxes of an edge; the outcome of each is told as it ends.
+func (p *Pool) DeleteMany(ctx context.Context, node v1.Node, ids []string, each func(v1.EdgeDeleted) error) error {
+	return outcomes(ctx, p, node, "sandbox.delete_many", &v1.EdgeDelete{IDs: ids}, each)
+}
+
+// Hint tells an edge when a sandbox will be used next.
+func (p *Pool) Hint(ctx context.Context, node v1.Node, req *v1.EdgeHint) (v1.HintResult, error) {
+	var r v1.HintResult
+	doc, err := encode("sandbox.hint", req)
+	if err == nil {
+		err = p.document(ctx, node, req.ID, "sandbox.hint", doc, &r)
+	}
+	return r, err
+}
+
+// Usage returns what sandboxes of an edge use; without ids, what all do.
+func (p *Pool) Usage(ctx context.Context, node v1.Node, ids []string) (v1.NodeUsage, error) {
+	var u v1.NodeUsage
+	doc, err := encode("sandbox.usage", &v1.EdgeUsage{IDs: ids})
+	if err == nil {
+		err = p.parts(ctx, node, "sandbox.usage", doc, &u)
+	}
+	return u, err
+}
+
+// outcomes calls a method that tells the outcome for each of several sandboxes.
+func outcomes[T any](ctx context.Context, p *Pool, node v1.Node, method string, req any, each func(T) error) error {
+	s, err := p.open(ctx, node, method, req)
 	if err != nil {
 		return err
 	}
@@ -236,12 +276,12 @@ func (p *Pool) Fork(ctx context.Context, node v1.Node, req *v1.EdgeFork, each fu
 			return answer(ctx, node, err)
 		}
 		var doc msg.Document
-		var r v1.CreateResult
+		var r T
 		if err := doc.ParseWire(f.Payload); err != nil {
 			return err
 		}
 		if err := json.Unmarshal(doc.Json, &r); err != nil {
-			return errs.New(errs.ProtocolError, "sandbox.fork", "the edge's answer does not parse").Because(err)
+			return errs.New(errs.ProtocolError, method, "the edge's answer does not parse").Because(err)
 		}
 		if err := each(r); err != nil {
 			return err

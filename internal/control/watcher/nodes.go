@@ -122,6 +122,7 @@ func (r *Registry) nodeUp(doc v1.Node) bool {
 		load := n.node // keep the load, which the watch tells better
 		n.node = doc
 		n.node.Allocated, n.node.Sandboxes, n.node.CreatesOK, n.node.CreatesFail = load.Allocated, load.Sandboxes, load.CreatesOK, load.CreatesFail
+		n.node.Paused, n.node.Swap, n.node.Pressure = load.Paused, load.Swap, load.Pressure
 		same := n.declared == doc.Ready && !fresh
 		n.declared = doc.Ready
 		n.show()
@@ -139,9 +140,7 @@ func (r *Registry) recount(n *nodeState) {
 	n.used = v1.Resources{}
 	for _, e := range r.sandboxes {
 		if e.sb.Node == n.node.ID && holdsResources(e.sb.State) && ownedBy(e.sb.ID, &n.node) {
-			n.used.Slots++
-			n.used.CPUMillis += e.sb.Spec.CPUMillis
-			n.used.MemoryBytes += e.sb.Spec.MemoryBytes
+			n.use(e.sb, 1)
 		}
 	}
 }

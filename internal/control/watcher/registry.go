@@ -221,9 +221,17 @@ func (r *Registry) account(e *entry, sign int64) {
 	if n == nil || !holdsResources(e.sb.State) || !ownedBy(e.sb.ID, &n.node) {
 		return
 	}
+	n.use(e.sb, sign)
+}
+
+// use counts what a sandbox was promised, as its edge does: a paused one has its slot and no more.
+func (n *nodeState) use(sb *v1.Sandbox, sign int64) {
 	n.used.Slots += sign
-	n.used.CPUMillis += sign * e.sb.Spec.CPUMillis
-	n.used.MemoryBytes += sign * e.sb.Spec.MemoryBytes
+	if sb.State == v1.StatePaused {
+		return
+	}
+	n.used.CPUMillis += sign * sb.Spec.CPUMillis
+	n.used.MemoryBytes += sign * sb.Spec.MemoryBytes
 }
 
 func holdsResources(s v1.State) bool {

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"dsec/internal/guest/clock"
 )
 
 // Kind is an output stream of a process.
@@ -74,12 +76,12 @@ type Log struct {
 	room    chan struct{} // closed when writers may try again; nil: nobody waits
 	stall   time.Duration // after which a reader that does not move is treated as absent
 
-	lastWrite atomic.Int64 // unix nanoseconds
-	now       func() time.Time
+	lastWrite atomic.Int64 // a clock.Instant
+	clock     *clock.Clock
 }
 
-func newLog(limit, spillLimit int64, spillDir string, stall time.Duration, now func() time.Time) *Log {
-	l := &Log{stall: stall, now: now, held: true}
+func newLog(limit, spillLimit int64, spillDir string, stall time.Duration, c *clock.Clock) *Log {
+	l := &Log{stall: stall, clock: c, held: true}
 	switch {
 	case limit == 0:
 		l.limit = DefaultLimit
@@ -249,8 +251,8 @@ func (l *Log) addChunk(s *stream, size int) *chunk {
 func (l *Log) wrote(s *stream, tail *chunk, n int) {
 	tail.n += n
 	s.end += int64(n)
-	now := l.now().UnixNano()
-	l.lastWrite.Store(now)
+	now := l.clock.Now()
+	l.lastWrite.Store(int64(now))
 	for r := range l.readers {
 		if r.waits { // it had everything: its time starts now
 			r.waits, r.moved = false, now
@@ -302,19 +304,27 @@ func (l *Log) makeRoom(size int, force bool) bool {
 
 // needed reports whether a reader that still moves has not yet had all of c.
 func (l *Log) needed(k Kind, c *chunk) bool {
-	var now int64
 	for r := range l.readers {
-		if !r.follow || r.pos[k] >= c.end() {
-			continue
-		}
-		if now == 0 {
-			now = l.now().UnixNano()
-		}
-		if now-r.moved < int64(l.stall) {
+		if r.follow && r.pos[k] < c.end() && !r.absent(l.stall) {
 			return true
 		}
 	}
 	return false
+}
+
+// absent says whether r has not moved for so long, and still does not a little later: after
+// a pause of the sandbox the first look may come before the clock was told of it.
+func (r *Reader) absent(stall time.Duration) bool {
+	c := r.log.clock
+	switch {
+	case c.Since(r.moved) < stall:
+		r.doubted = false
+		return false
+	case !r.doubted:
+		r.doubted, r.doubt = true, c.Now()
+		return false
+	}
+	return c.Since(r.doubt) >= min(stall, clock.Patience)
 }
 
 // giveUp frees c's memory; a reader that holds a slice of it keeps it alive.
@@ -337,7 +347,7 @@ func (l *Log) dropFirst(s *stream) {
 	l.giveUp(s, c)
 }
 
-// waitRoom blocks until a reader moved, or the slowest one counts as stalled.
+// waitRoom blocks until a reader moved, or one may count as absent meanwhile.
 func (l *Log) waitRoom() {
 	l.mu.Lock()
 	if !l.blocked {
@@ -349,7 +359,7 @@ func (l *Log) waitRoom() {
 	}
 	room := l.room
 	l.mu.Unlock()
-	t := time.NewTimer(l.stall)
+	t := time.NewTimer(min(l.stall, clock.Patience))
 	defer t.Stop()
 	select {
 	case <-room:

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"dsec/internal/guest/clock"
+
 	"pgregory.net/rapid"
 )
 
@@ -22,8 +24,8 @@ func TestLogAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.Int64Range(1, 64<<10).Draw(t, "limit")
 		spillLimit := rapid.SampledFrom([]int64{0, 0, 1, 128 << 10, 1 << 20}).Draw(t, "spill")
-		var clock atomic.Int64
-		l := newLog(limit, spillLimit, dir, time.Second, func() time.Time { return time.Unix(0, clock.Load()) })
+		var now atomic.Int64
+		l := newLog(limit, spillLimit, dir, time.Second, clock.New(func() time.Time { return time.Unix(0, now.Load()) }))
 		defer l.Discard()
 		l.release()
 		var model [kinds][]byte
@@ -113,6 +115,44 @@ func TestLogAgainstModel(t *testing.T) {
 		l.end()
 		check(From{})
 	})
+}
+
+// A reader whose sandbox stood still loses nothing, though the first look at it may come before the clock knows.
+func TestReaderThatStoodStill(t *testing.T) {
+	t.Parallel()
+	var now atomic.Int64
+	c := clock.New(func() time.Time { return time.Unix(0, now.Load()) })
+	l := newLog(minLimit, 0, "", 30*time.Second, c)
+	r := l.Read(From{})
+	defer r.Close()
+	room := func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.makeRoom(minLimit, false)
+	}
+	l.Append(Stdout, make([]byte, minLimit))
+	if room() {
+		t.Error("bytes that a reader needs are dropped")
+	}
+	for range 3 {
+		now.Add(int64(time.Hour))
+		if room() {
+			t.Error("after a pause that nobody told of yet, they are")
+		}
+		c.Stood(time.Hour)
+		now.Add(int64(time.Second))
+		if room() {
+			t.Error("after a pause, they are")
+		}
+	}
+	now.Add(int64(30 * time.Second))
+	if room() {
+		t.Error("the reader is absent at first sight")
+	}
+	now.Add(int64(clock.Patience))
+	if !room() {
+		t.Error("a reader that is absent holds up the process")
+	}
 }
 
 // A reader that moves loses nothing however small the log is; one that does not move for

@@ -470,7 +470,7 @@ const noPid = 1 << 23
 
 // pretend adds process noPid+pid that has ended with such output, without running any.
 func pretend(tab *Table, pid int, spec Spec, output int, followed bool) *Process {
-	p := &Process{Spec: spec, User: &user.User{}, table: tab, done: make(chan struct{}), Log: newLog(0, 0, "", time.Second, time.Now)}
+	p := &Process{Spec: spec, User: &user.User{}, table: tab, done: make(chan struct{}), Log: newLog(0, 0, "", time.Second, tab.Clock())}
 	tab.add(p, noPid+pid)
 	p.Log.Append(Stdout, make([]byte, output))
 	if !followed {

@@ -9,7 +9,11 @@ import (
 	"time"
 
 	"dsec/api/v1/errs"
+	"dsec/internal/guest/clock"
 )
+
+// Clock is what the process's limits are measured with.
+func (p *Process) Clock() *clock.Clock { return p.table.cfg.Clock }
 
 // Done is closed when the process has ended and what it wrote is in the log.
 func (p *Process) Done() <-chan struct{} { return p.done }
@@ -91,29 +95,28 @@ func (p *Process) finish(ws syscall.WaitStatus, ru syscall.Rusage) {
 func (p *Process) arm() {
 	if d := p.Spec.Timeout; d > 0 {
 		d = max(d-p.waited, time.Millisecond)
-		p.timers = append(p.timers, time.AfterFunc(d, func() {
+		p.timers = append(p.timers, p.Clock().AfterFunc(d, func() {
 			p.killed.CompareAndSwap(0, killTimeout)
 			p.KillAll()
 		}))
 	}
 	if d := p.Spec.IdleTimeout; d > 0 {
-		var t *time.Timer
-		p.mu.Lock() // t is set before the function below can use it
-		t = time.AfterFunc(d, func() {
+		p.mu.Lock() // the timer is set before the function below can use it
+		defer p.mu.Unlock()
+		i := len(p.timers)
+		p.timers = append(p.timers, p.Clock().AfterFunc(d, func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			if p.over {
 				return
 			}
 			if left := d - p.Log.quiet(); left > 0 {
-				t.Reset(left)
+				p.timers[i].Reset(left)
 				return
 			}
 			p.killed.CompareAndSwap(0, killIdle)
 			go p.KillAll()
-		})
-		p.timers = append(p.timers, t)
-		p.mu.Unlock()
+		}))
 	}
 }
 

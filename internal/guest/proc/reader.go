@@ -3,6 +3,8 @@ package proc
 import (
 	"context"
 	"io"
+
+	"dsec/internal/guest/clock"
 )
 
 // maxPiece bounds what one Next returns.
@@ -23,10 +25,13 @@ type Reader struct {
 	follow bool
 	signal chan struct{}
 	pinned *chunk
-	moved  int64  // when it last took something, or got something to take
-	waits  bool   // it has taken everything
-	turn   Kind   // the kind to look at first
-	buf    []byte // for spilled bytes
+	moved  clock.Instant // when it last took something, or got something to take
+	waits  bool          // it has taken everything
+	turn   Kind          // the kind to look at first
+	buf    []byte        // for spilled bytes
+
+	doubted bool
+	doubt   clock.Instant // when it first seemed absent
 }
 
 // From says where a reader starts.
@@ -46,7 +51,7 @@ func (l *Log) Read(from From) *Reader {
 			r.pos[k] = l.streams[k].end
 		}
 	}
-	r.moved = l.now().UnixNano()
+	r.moved = l.clock.Now()
 	if l.readers == nil {
 		l.readers = map[*Reader]struct{}{}
 	}
@@ -87,7 +92,7 @@ func (r *Reader) Follow(on bool) {
 	r.log.mu.Lock()
 	defer r.log.mu.Unlock()
 	r.follow = on
-	r.moved = r.log.now().UnixNano()
+	r.moved = r.log.clock.Now()
 	if !on {
 		r.log.unblock()
 	}
@@ -104,7 +109,7 @@ func (r *Reader) take() (Piece, bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r.unpin()
-	r.moved, r.waits = l.now().UnixNano(), false
+	r.moved, r.waits, r.doubted = l.clock.Now(), false, false
 	for range kinds {
 		k := r.turn
 		r.turn = (r.turn + 1) % kinds

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"dsec/api/v1/errs"
+	"dsec/internal/guest/clock"
 	"dsec/internal/guest/user"
 )
 
@@ -29,10 +30,10 @@ type Spec struct {
 	User        string // empty: the table's
 	PTY         *Size
 	Tag         string
-	Keep        bool // what ended is given up after that of others
-	Stdin       bool // false: /dev/null
-	Timeout     time.Duration
-	IdleTimeout time.Duration
+	Keep        bool          // what ended is given up after that of others
+	Stdin       bool          // false: /dev/null
+	Timeout     time.Duration // that it runs; that the sandbox is paused does not count
+	IdleTimeout time.Duration // the same, without output
 	OutputLimit int64
 	SpillLimit  int64
 	Session     string
@@ -51,7 +52,7 @@ type Exit struct {
 	Error       string
 	StdoutBytes int64
 	StderrBytes int64
-	Duration    time.Duration
+	Duration    time.Duration // from start to end, the sandbox's pauses included
 	CPU         time.Duration
 	MaxRSS      int64 // bytes
 	OOM         OOM
@@ -80,7 +81,7 @@ type Process struct {
 	over   bool     // exit is set
 	stdin  *os.File // nil: closed, or none
 	pty    *os.File
-	timers []*time.Timer
+	timers []*clock.Timer
 	killed atomic.Uint32 // why the guest killed it
 }
 
@@ -103,14 +104,14 @@ func (t *Table) Start(spec Spec) (*Process, error) {
 	if spec.User == "" {
 		spec.User = t.cfg.User
 	}
-	begun := time.Now()
+	begun := t.cfg.Clock.Now()
 	f, err := t.find(spec)
 	if err != nil {
 		return nil, err
 	}
 	p := &Process{
-		Spec: spec, User: f.user, table: t, done: make(chan struct{}), waited: time.Since(begun),
-		Log: newLog(spec.OutputLimit, spec.SpillLimit, t.cfg.SpillDir, t.cfg.Stall, t.cfg.Now),
+		Spec: spec, User: f.user, table: t, done: make(chan struct{}), waited: t.cfg.Clock.Since(begun),
+		Log: newLog(spec.OutputLimit, spec.SpillLimit, t.cfg.SpillDir, t.cfg.Stall, t.cfg.Clock),
 	}
 	if err := t.reserveTag(spec.Tag, p); err != nil {
 		return nil, err
@@ -167,12 +168,13 @@ func (t *Table) find(spec Spec) (*found, error) {
 		f, err = t.look(spec)
 		close(done)
 	}()
-	timer := time.NewTimer(limit)
+	over := make(chan struct{})
+	timer := t.cfg.Clock.AfterFunc(limit, func() { close(over) })
 	defer timer.Stop()
 	select {
 	case <-done:
 		return f, err
-	case <-timer.C:
+	case <-over:
 	}
 	t.stuck.Add(1)
 	go func() {
@@ -330,7 +332,7 @@ func (p *Process) spawn(path, cwd string, env []string) (missing *errs.Error, er
 	}
 	err = p.table.reaper.Start(fork, func(pid int) {
 		p.Started = p.table.cfg.Now()
-		p.Log.lastWrite.Store(p.Started.UnixNano())
+		p.Log.lastWrite.Store(int64(p.table.cfg.Clock.Now()))
 		p.stdin, p.pty = io.stdin, io.pty
 		p.sources = io.sources
 		p.table.add(p, pid)

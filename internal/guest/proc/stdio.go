@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"time"
 
+	"dsec/internal/guest/clock"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -240,5 +242,5 @@ func (s *source) shut() {
 
 // quiet reports how long the log has not been written to.
 func (l *Log) quiet() time.Duration {
-	return time.Duration(l.now().UnixNano() - l.lastWrite.Load())
+	return l.clock.Since(clock.Instant(l.lastWrite.Load()))
 }

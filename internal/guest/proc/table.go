@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"dsec/api/v1/errs"
+	"dsec/internal/guest/clock"
 	"dsec/internal/guest/user"
 )
 
@@ -23,6 +24,7 @@ type Config struct {
 	SpillDir string        // for output beyond the cap; empty: /tmp
 	Stall    time.Duration // a reader that does not move for so long is absent; 0: 30 s
 	Now      func() time.Time
+	Clock    *clock.Clock // of limits; nil: one that is told of no pause
 }
 
 // Table holds the sandbox's processes: those that run, and the last ones that ended.
@@ -49,6 +51,9 @@ type Table struct {
 func NewTable(cfg Config, r *Reaper) (*Table, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.New(time.Now)
 	}
 	if cfg.Stall == 0 {
 		cfg.Stall = 30 * time.Second
@@ -163,6 +168,21 @@ func (t *Table) Live() int {
 	defer t.mu.Unlock()
 	return len(t.live)
 }
+
+// Commands returns how many processes run that are not a session's shell.
+func (t *Table) Commands() (n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range t.live {
+		if p.Spec.Session == "" {
+			n++
+		}
+	}
+	return n
+}
+
+// Clock is what limits are measured with.
+func (t *Table) Clock() *clock.Clock { return t.cfg.Clock }
 
 // Trim gives back memory that is only held for speed.
 func (t *Table) Trim() {

@@ -9,6 +9,7 @@ import (
 
 	"dsec/aether"
 	"dsec/aether/msg"
+	"dsec/api/v1/errs"
 	"dsec/internal/guest/file"
 	"dsec/internal/guest/port"
 	"dsec/internal/guest/proc"
@@ -33,6 +34,8 @@ type Guest struct {
 	armed   atomic.Bool
 
 	collected atomic.Bool // there was a garbage collection
+
+	open atomic.Int32 // operations under way
 }
 
 // New returns a guest.
@@ -84,10 +87,40 @@ func (g *Guest) Handlers() map[string]aether.Handler {
 	for name, h := range m {
 		m[name] = func(ctx context.Context, s *aether.Stream) (aether.Message, error) {
 			g.tidyLater()
+			g.open.Add(1)
+			defer g.open.Add(-1)
+			return h(ctx, s)
+		}
+	}
+	// The edge's own, which are no use of the sandbox. A batch comes from a client and is
+	// relayed whole.
+	for name, h := range map[string]aether.Handler{
+		"guest.resumed":  aether.Unary(g.resumed),
+		"guest.activity": aether.Unary(g.activity),
+	} {
+		m[name] = func(ctx context.Context, s *aether.Stream) (aether.Message, error) {
+			if s.Batched() {
+				return nil, errs.New(errs.MissingRight, name, "the operation is for the edge")
+			}
 			return h(ctx, s)
 		}
 	}
 	return m
+}
+
+func (g *Guest) resumed(_ context.Context, _ *aether.Stream, r *msg.ResumedRequest) (*msg.Empty, error) {
+	g.Procs.Clock().Stood(time.Duration(min(r.StoodNs, 1<<62)))
+	return &msg.Empty{}, nil
+}
+
+func (g *Guest) activity(context.Context, *aether.Stream, *msg.Empty) (*msg.Activity, error) {
+	a := &msg.Activity{Commands: uint32(g.Procs.Commands()), Streams: uint32(g.open.Load())}
+	for _, s := range g.Sessions.List() {
+		if busy, _ := s.State(); busy {
+			a.BusySessions++
+		}
+	}
+	return a, nil
 }
 
 func (g *Guest) info(context.Context, *aether.Stream, *msg.Empty) (*msg.GuestInfo, error) {

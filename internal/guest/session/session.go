@@ -96,10 +96,13 @@ func start(ctx context.Context, tab *proc.Table, id, shell string, spec proc.Spe
 	s.Proc, s.Opened = p, p.Started
 	s.reader = p.Log.Read(proc.From{NoFollow: true})
 	go s.readStatus()
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	ctx, cancel := s.Proc.Clock().WithTimeout(ctx, startLimit)
 	defer cancel()
 	r, err := s.Run(ctx, ":", 0, func(proc.Piece) error { return nil })
 	s.commands = 0
+	if err != nil && context.Cause(ctx) == context.DeadlineExceeded {
+		err = context.DeadlineExceeded
+	}
 	if err == nil && r.Ended || errors.Is(err, errs.SessionEnded) {
 		e, _ := s.Proc.Exit()
 		err = errs.New(errs.NotSupported, phase, shell+" ended at once with exit code "+strconv.Itoa(e.Code)+"; it is not a POSIX shell?")
@@ -160,9 +163,9 @@ func (s *Session) Run(ctx context.Context, text string, timeout time.Duration, e
 	defer s.release()
 	c := command{s: s, nonce: nonce, emit: emit, began: time.Now(), ticks: proc.Ticks(), oom: s.memory.Kills()}
 	if timeout > 0 {
-		t := time.NewTimer(timeout)
-		defer t.Stop()
-		c.timeout = t.C
+		var stop func()
+		c.timeout, stop = s.after(timeout)
+		defer stop()
 	}
 	if err := s.feed.give(ctx, s.feed.script(text, nonce)); err == errStuck {
 		s.Proc.KillAll() // it may have half a script, and cannot be used any more
@@ -220,18 +223,26 @@ type command struct {
 	began   time.Time
 	ticks   uint64
 	oom     int64 // the memory limit's kills before
-	timeout <-chan time.Time
+	timeout <-chan struct{}
 
 	timedOut bool
-	err      error            // why it was given up
-	retry    *time.Ticker     // kills again, until
-	dead     <-chan time.Time // the shell is given up too
+	err      error           // why it was given up
+	retry    *time.Ticker    // kills again, until
+	dead     <-chan struct{} // the shell is given up too
+	cease    func()          // ends dead's timer
+}
+
+// after returns a channel that is closed when the sandbox has run for d.
+func (s *Session) after(d time.Duration) (over <-chan struct{}, stop func()) {
+	c := make(chan struct{})
+	return c, s.Proc.Clock().AfterFunc(d, func() { close(c) }).Stop
 }
 
 func (c *command) wait(ctx context.Context) (Result, error) {
 	defer func() {
 		if c.retry != nil {
 			c.retry.Stop()
+			c.cease()
 		}
 	}()
 	var tick <-chan time.Time
@@ -254,13 +265,14 @@ func (c *command) wait(ctx context.Context) (Result, error) {
 			e, _ := c.s.Proc.Exit()
 			return c.finish(Result{Code: e.Code, Ended: true})
 		case <-c.timeout:
-			c.timedOut = true
+			c.timeout, c.timedOut = nil, true
 			c.giveUp(nil)
 		case <-done:
 			c.giveUp(ctx.Err())
 		case <-tick:
 			c.s.Proc.KillSince(c.ticks)
 		case <-c.dead:
+			c.dead = nil
 			c.s.Proc.KillAll()
 		}
 	}
@@ -274,7 +286,7 @@ func (c *command) giveUp(err error) {
 	if c.retry == nil {
 		c.s.Proc.KillSince(c.ticks)
 		c.retry = time.NewTicker(again)
-		c.dead = time.After(grace)
+		c.dead, c.cease = c.s.after(grace)
 	}
 }
 

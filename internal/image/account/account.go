@@ -34,7 +34,8 @@ type Book struct {
 	owners  map[uint64]string // by PID namespace
 	open    map[string]*entry
 	threads map[int]thread
-	owned   lazy.Use // of all owners since New, those that are closed too
+	changed map[string]struct{} // owners that used more since somebody was told
+	owned   lazy.Use            // of all owners since New, those that are closed too
 	others  lazy.Use
 }
 
@@ -54,7 +55,7 @@ func New(now func() time.Time) (*Book, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find this process's PID namespace: %w", err)
 	}
-	return &Book{now: now, own: own, owners: map[uint64]string{}, open: map[string]*entry{}, threads: map[int]thread{}}, nil
+	return &Book{now: now, own: own, owners: map[uint64]string{}, open: map[string]*entry{}, threads: map[int]thread{}, changed: map[string]struct{}{}}, nil
 }
 
 // Open begins an account: all processes in the PID namespace of pid, and below it, are
@@ -89,6 +90,7 @@ func (b *Book) close(owner string) {
 		return
 	}
 	delete(b.open, owner)
+	delete(b.changed, owner)
 	if b.owners[e.space] == owner { // the number may be another's namespace by now
 		delete(b.owners, e.space)
 	}
@@ -201,6 +203,26 @@ func (b *Book) Count(owner, _ string, u lazy.Use) {
 	}
 	e.use.Add(u)
 	b.owned.Add(u)
+	b.changed[owner] = struct{}{}
+}
+
+// Changed calls told for each owner that used more since it returned true for it. It looks at no others:
+// most sandboxes read nothing for most of the time.
+func (b *Book) Changed(told func(owner string) bool) {
+	b.mu.Lock()
+	changed := b.changed
+	b.changed = map[string]struct{}{}
+	b.mu.Unlock()
+	for owner := range changed {
+		if told(owner) {
+			continue
+		}
+		b.mu.Lock()
+		if b.open[owner] != nil {
+			b.changed[owner] = struct{}{}
+		}
+		b.mu.Unlock()
+	}
 }
 
 func path(pid int) string { return "/proc/" + strconv.Itoa(pid) + "/ns/pid" }

@@ -11,7 +11,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,14 +26,15 @@ type Limits struct {
 	CPUMillis   int64
 	MemoryBytes int64
 	PIDs        int64
+	Idle        bool // it gets what all others leave of the processors; see cpu.go
 }
 
 // Usage counters of one group.
 type Usage struct {
 	CPU             time.Duration
 	MemoryBytes     int64
-	SwapBytes       int64
 	PeakMemoryBytes int64
+	SwapBytes       int64 // of its memory, what is swapped out; 0 where the kernel does not count it
 	PIDs            int64
 	OOMKills        int64
 	PIDsRefused     int64 // forks that the limit refused
@@ -69,6 +69,8 @@ const memoryLimitV1 = "memory.limit_in_bytes"
 const (
 	swapLimitV1 = "memory.memsw.limit_in_bytes"
 	swapLimitV2 = "memory.swap.max"
+	swapUsageV1 = "memory.memsw.usage_in_bytes"
+	swapUsageV2 = "memory.swap.current"
 )
 
 // cpuPeriod of the CPU quota, the kernel's default.
@@ -118,14 +120,14 @@ func parents(dirs map[string]string, freezer string) []string {
 	return out
 }
 
-func (h *Hierarchy) parents() []string { return parents(h.dirs, h.freezer) }
+func (h *Hierarchy) parents() []string { return append(parents(h.dirs, h.freezer), h.idleParent()) }
 
 // Freezer says where group name can be frozen.
 func (h *Hierarchy) Freezer(name string) freeze.Group {
 	if h.freezer == "" { // with v1: there is no freezer, and freezing says so
-		return freeze.Group{Dir: filepath.Join(h.dir("pids"), name)}
+		return freeze.Group{Dir: h.group("pids", name)}
 	}
-	return freeze.Group{Dir: filepath.Join(h.freezer, name), Members: filepath.Join(h.dir("pids"), name)}
+	return freeze.Group{Dir: filepath.Join(h.freezer, name), Members: h.group("pids", name)}
 }
 
 // CanFreeze fails, with what is missing, where groups cannot be frozen.
@@ -168,16 +170,15 @@ func Detect(root, self, name string) (*Hierarchy, error) {
 				return nil, fmt.Errorf("cgroup v2 at %s has no %s controller", root, want)
 			}
 		}
-		enable := []byte("+cpu +memory +pids")
-		if err := os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), enable, 0); err != nil {
-			return nil, fmt.Errorf("enable controllers in %s: %w", root, err)
+		if err := enableV2(root); err != nil {
+			return nil, err
 		}
 		dir := filepath.Join(root, name)
 		if err := mkdir(dir); err != nil {
 			return nil, err
 		}
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), enable, 0); err != nil {
-			return nil, fmt.Errorf("enable controllers in %s: %w", dir, err)
+		if err := enableV2(dir); err != nil {
+			return nil, err
 		}
 		return &Hierarchy{v2: true, dirs: map[string]string{"unified": dir}}, nil
 	}
@@ -202,6 +203,14 @@ func Detect(root, self, name string) (*Hierarchy, error) {
 		}
 	}
 	return h, nil
+}
+
+// enableV2 gives the groups below dir their controllers.
+func enableV2(dir string) error {
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+cpu +memory +pids"), 0); err != nil {
+		return fmt.Errorf("enable controllers in %s: %w", dir, err)
+	}
+	return nil
 }
 
 // parentV1 makes the parent group in one hierarchy, below our own group there.
@@ -307,10 +316,9 @@ func (h *Hierarchy) prepare() error {
 		_, err := os.Stat(filepath.Join(h.dir("memory"), file))
 		return err == nil
 	}
-	cpus := int64(runtime.NumCPU())
 	if h.v2 {
 		h.swap = has(swapLimitV2)
-		return write(filepath.Join(h.dir("cpu"), "cpu.weight"), itoa(min(weightPerCPU*cpus, maxWeight)))
+		return h.prepareCPU()
 	}
 	h.swap, h.sockets = has(swapLimitV1), has(socketLimit)
 	if has(swappinessV1) { // groups begin with their parent's
@@ -325,17 +333,8 @@ func (h *Hierarchy) prepare() error {
 			return err
 		}
 	}
-	return write(filepath.Join(h.dir("cpu"), "cpu.shares"), itoa(sharesPerCPU*cpus))
+	return h.prepareCPU()
 }
-
-// The weight of all groups together against what else runs on the machine, where each thread outside of
-// any group counts as a group with 1024 shares (v1) or a weight of 100 (v2). On a processor
-// that sandboxes keep busy, one thread of the node gets a third, and they get two.
-const (
-	sharesPerCPU = 2048
-	weightPerCPU = 200
-	maxWeight    = 10000 // the kernel's
-)
 
 func write(path, value string) error {
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
@@ -351,13 +350,16 @@ func write(path, value string) error {
 
 // Create makes group name with its limits. It is idempotent.
 func (h *Hierarchy) Create(name string, l Limits) error {
-	for _, dir := range h.dirs {
+	for controller, dir := range h.dirs {
+		if l.Idle && (h.v2 || controller == "cpu") {
+			dir = h.idleParent()
+		}
 		if err := mkdir(filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
 	set := func(controller, file, value string) error {
-		return write(filepath.Join(h.dir(controller), name, file), value)
+		return write(filepath.Join(h.group(controller, name), file), value)
 	}
 	var errs []error
 	if l.MemoryBytes > 0 {
@@ -405,7 +407,7 @@ type Entry struct {
 func (h *Hierarchy) Open(name string) (Entry, error) {
 	e := Entry{CloneInto: -1}
 	if h.v2 {
-		fd, err := unix.Open(filepath.Join(h.dirs["unified"], name), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open(h.group("cpu", name), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return e, fmt.Errorf("open cgroup %s: %w", name, err)
 		}
@@ -413,11 +415,10 @@ func (h *Hierarchy) Open(name string) (Entry, error) {
 		return e, nil
 	}
 	for _, c := range v1Controllers {
-		dir, ok := h.dirs[c]
-		if !ok {
+		if _, ok := h.dirs[c]; !ok {
 			continue
 		}
-		fd, err := unix.Open(filepath.Join(dir, name, "tasks"), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open(filepath.Join(h.group(c, name), "tasks"), unix.O_WRONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			e.Close()
 			return Entry{CloneInto: -1}, fmt.Errorf("open cgroup %s of %s: %w", name, c, err)
@@ -491,7 +492,7 @@ func (h *Hierarchy) Paths(name string) []string {
 
 // PIDs lists the processes of group name; none if it does not exist.
 func (h *Hierarchy) PIDs(name string) ([]int, error) {
-	b, err := os.ReadFile(filepath.Join(h.dir("pids"), name, "cgroup.procs"))
+	b, err := os.ReadFile(filepath.Join(h.group("pids", name), "cgroup.procs"))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return nil, nil
 	}
@@ -515,7 +516,7 @@ func (h *Hierarchy) memoryEvents(name string) string {
 	if h.v2 {
 		file = "memory.events"
 	}
-	return filepath.Join(h.dir("memory"), name, file)
+	return filepath.Join(h.group("memory", name), file)
 }
 
 // OpenMemoryEvents opens the file in which a line "oom_kill N" counts the processes of group
@@ -548,12 +549,32 @@ func (h *Hierarchy) OOMKills(name string) (int64, error) {
 	return kills, nil
 }
 
+// MemoryBytes is what group name has of memory. It costs much less than Usage.
+func (h *Hierarchy) MemoryBytes(name string) (int64, error) {
+	file := "memory.usage_in_bytes"
+	if h.v2 {
+		file = "memory.current"
+	}
+	path := filepath.Join(h.group("memory", name), file)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	var buf [32]byte
+	n, err := unix.Read(fd, buf[:])
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", path, err)
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(buf[:n])), 10, 64)
+}
+
 // Usage reads the counters of group name.
 func (h *Hierarchy) Usage(name string) (Usage, error) {
 	var u Usage
 	var err error
 	read := func(controller, file string) string {
-		b, e := os.ReadFile(filepath.Join(h.dir(controller), name, file))
+		b, e := os.ReadFile(filepath.Join(h.group(controller, name), file))
 		if e != nil && err == nil {
 			err = e
 		}
@@ -572,10 +593,8 @@ func (h *Hierarchy) Usage(name string) (Usage, error) {
 		if err != nil {
 			return u, err
 		}
-		if h.swap {
-			u.SwapBytes = num(read("memory", swapUsedV2))
-		}
 		u.PeakMemoryBytes = num(read("memory", "memory.peak")) // kernel 5.19
+		u.SwapBytes = num(read("memory", swapUsageV2))
 		return u, nil
 	}
 	u.CPU = time.Duration(num(read("cpuacct", "cpuacct.usage")))
@@ -583,7 +602,7 @@ func (h *Hierarchy) Usage(name string) (Usage, error) {
 	u.PeakMemoryBytes = num(read("memory", "memory.max_usage_in_bytes"))
 	u.OOMKills = num(field(read("memory", "memory.oom_control"), "oom_kill"))
 	if h.swap { // read after the memory alone: it is no less, unless that fell in between
-		u.SwapBytes = max(0, num(read("memory", sumUsedV1))-u.MemoryBytes)
+		u.SwapBytes = max(0, num(read("memory", swapUsageV1))-u.MemoryBytes)
 	}
 	return u, err
 }

@@ -59,22 +59,19 @@ func TestV2Files(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := map[string]string{
-		"memory.max": "", "cpu.max": "", "pids.max": "", "cgroup.procs": "12\n34\n", "pids.current": "2\n", "pids.events": "max 4\n", "memory.current": "4096\n",
-		"memory.peak": "8192\n", "memory.swap.current": "16384\n", "cpu.stat": "usage_usec 1500000\nuser_usec 1\n", "memory.events": "low 0\noom 1\noom_kill 3\n",
+		"memory.max": "", "cpu.max": "", "pids.max": "", "cgroup.procs": "12\n34\n", "pids.current": "2\n", "pids.events": "max 4\n", "memory.current": "4096\n", "memory.swap.current": "512\n",
+		"memory.peak": "8192\n", "cpu.stat": "usage_usec 1500000\nuser_usec 1\n", "memory.events": "low 0\noom 1\noom_kill 3\n",
 	}
 	for name, content := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	h, err := Detect(root, self, "dsec")
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := open(t, root, self, "dsec", map[string]string{"dsec/cpu.weight": "", "dsec/cgroup.procs": ""})
 	if !h.V2() {
 		t.Error("not taken for v2")
 	}
-	for _, f := range []string{"cgroup.subtree_control", "dsec/cgroup.subtree_control"} {
+	for _, f := range []string{"cgroup.subtree_control", "dsec/cgroup.subtree_control", "dsec-be/cgroup.subtree_control"} {
 		if got := read(t, filepath.Join(root, f)); got != "+cpu +memory +pids" {
 			t.Errorf("%s: %q", f, got)
 		}
@@ -88,9 +85,12 @@ func TestV2Files(t *testing.T) {
 		}
 	}
 	u, err := h.Usage("box")
-	want := Usage{CPU: 1500 * time.Millisecond, MemoryBytes: 4096, PeakMemoryBytes: 8192, PIDs: 2, OOMKills: 3, PIDsRefused: 4}
+	want := Usage{CPU: 1500 * time.Millisecond, MemoryBytes: 4096, PeakMemoryBytes: 8192, SwapBytes: 512, PIDs: 2, OOMKills: 3, PIDsRefused: 4}
 	if err != nil || u != want {
 		t.Errorf("usage %+v, %v; want %+v", u, err, want)
+	}
+	if n, err := h.MemoryBytes("box"); err != nil || n != 4096 {
+		t.Errorf("memory %d, %v", n, err)
 	}
 	if pids, err := h.PIDs("box"); err != nil || !slices.Equal(pids, []int{12, 34}) {
 		t.Errorf("pids %v, %v", pids, err)
@@ -109,6 +109,14 @@ func TestV2Files(t *testing.T) {
 // twice: the second time it is found again.
 func open(t *testing.T, root, self, name string, files map[string]string) *Hierarchy {
 	t.Helper()
+	files = maps.Clone(files)
+	cpu := "cpu/"
+	if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err == nil {
+		cpu = ""
+	}
+	if idle := cpu + name + IdleSuffix + "/"; files[idle+"cpu.shares"]+files[idle+"cpu.weight"] == "" { // else a kernel without
+		files[idle+idleFile] = "0"
+	}
 	for path, content := range files {
 		path = filepath.Join(root, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -209,7 +217,7 @@ func TestPauseFiles(t *testing.T) {
 	box := filepath.Join(root, "memory/dsec/box")
 	v1 := open(t, root, self, "dsec", map[string]string{
 		"cpu/dsec/cpu.shares": "", "memory/dsec/" + swappinessV1: "60", "memory/dsec/" + swapLimitV1: "", "memory/dsec/box/" + swappinessV1: "000",
-		"memory/dsec/box/memory.usage_in_bytes": "8192\n", "memory/dsec/box/" + sumUsedV1: "12288\n", "memory/dsec/box/" + kernelUsedV1: "4096\n",
+		"memory/dsec/box/memory.usage_in_bytes": "8192\n", "memory/dsec/box/" + swapUsageV1: "12288\n", "memory/dsec/box/" + kernelUsedV1: "4096\n",
 		"memory/dsec/box/memory.stat": stat + "writeback 4096\n", "memory/dsec/box/" + memoryLimitV1: "9", "memory/dsec/box/" + reclaimV1: "",
 	})
 	if got := read(t, filepath.Join(root, "memory/dsec", swappinessV1)); got[:1] != "0" { // a plain file keeps the rest
@@ -283,6 +291,27 @@ func TestV2WithoutAControllerSaysWhich(t *testing.T) {
 	root, self := fakeV2(t, "cpu pids\n")
 	if _, err := Detect(root, self, "dsec"); err == nil || !strings.Contains(err.Error(), "memory") {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestV1Usage(t *testing.T) {
+	t.Parallel()
+	root, self := fakeV1(t)
+	files := map[string]string{
+		"cpu/dsec/cpu.shares": "", "memory/dsec/" + swapLimitV1: "", "pids/dsec/box/pids.current": "2\n", "pids/dsec/box/pids.events": "max 4\n",
+		"cpuacct/dsec/box/cpuacct.usage": "1500000000\n", "memory/dsec/box/memory.usage_in_bytes": "4096\n", "memory/dsec/box/" + swapUsageV1: "4608\n",
+		"memory/dsec/box/memory.max_usage_in_bytes": "8192\n", "memory/dsec/box/memory.oom_control": "oom_kill_disable 0\noom_kill 3\n",
+	}
+	h := open(t, root, self, "dsec", files)
+	want := Usage{CPU: 1500 * time.Millisecond, MemoryBytes: 4096, PeakMemoryBytes: 8192, SwapBytes: 512, PIDs: 2, OOMKills: 3, PIDsRefused: 4}
+	if u, err := h.Usage("box"); err != nil || u != want {
+		t.Errorf("usage %+v, %v; want %+v", u, err, want)
+	}
+	if n, err := h.MemoryBytes("box"); err != nil || n != 4096 {
+		t.Errorf("memory %d, %v", n, err)
+	}
+	if n, err := h.MemoryBytes("nobody"); err == nil {
+		t.Errorf("memory of nobody: %d", n)
 	}
 }
 

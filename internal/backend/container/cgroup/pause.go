@@ -16,8 +16,6 @@ import (
 // of the sum of both alone does not), with v2 the limit of swap.
 const (
 	swappinessV1 = "memory.swappiness"
-	sumUsedV1    = "memory.memsw.usage_in_bytes"
-	swapUsedV2   = "memory.swap.current"
 	kernelUsedV1 = "memory.kmem.usage_in_bytes"
 	reclaimV1    = "memory.force_empty"
 	reclaimV2    = "memory.reclaim" // kernel 5.19

@@ -335,23 +335,9 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"up", "--data", data, "--listen", f.opts.Listen, "--log-level", f.level, "--slots", fmt.Sprint(f.opts.Slots),
-		"--cpu-overcommit", fmt.Sprint(f.opts.CPUOvercommit), "--memory-overcommit", fmt.Sprint(f.opts.MemoryOvercommit),
-		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk)}
-	args = append(args, "--store", f.opts.Objects.Store, "--store-endpoint", f.opts.Objects.Endpoint, "--store-region", f.opts.Objects.Region,
-		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache),
-		"--image-loading", f.loading, "--image-read-ahead", fmt.Sprint(f.opts.ReadAhead),
-		"--collapse-below", fmt.Sprint(f.opts.Collapse), "--build-cache", fmt.Sprint(f.opts.BuildCache), "--build-cache-age", f.opts.BuildCacheAge.String())
-	if f.insecure {
-		args = append(args, "--insecure")
-	}
-	for name, value := range map[string]string{"--tls-cert": f.cert, "--tls-key": f.key, "--context": a.contextFile} {
-		if value != "" {
-			if value, err = filepath.Abs(value); err != nil {
-				return err
-			}
-			args = append(args, name, value)
-		}
+	args, err := f.args(data, a.contextFile)
+	if err != nil {
+		return err
 	}
 	cmd := exec.Command(self, args...) // not bound to ctx: it outlives us
 	cmd.Stdout, cmd.Stderr = log, log
@@ -383,6 +369,30 @@ func (a *app) upDetached(ctx context.Context, f *upFlags) error {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+// args are those of a server with the same flags that does not detach.
+func (f *upFlags) args(data, contextFile string) (args []string, err error) {
+	args = []string{"up", "--data", data, "--listen", f.opts.Listen, "--log-level", f.level, "--slots", fmt.Sprint(f.opts.Slots),
+		"--cpu-overcommit", fmt.Sprint(f.opts.CPUOvercommit), "--memory-overcommit", fmt.Sprint(f.opts.MemoryOvercommit),
+		"--reserve-memory", fmt.Sprint(f.opts.ReserveMemory), "--reserve-disk", fmt.Sprint(f.opts.ReserveDisk),
+		"--swap", f.opts.Swap.String()}
+	args = append(args, "--store", f.opts.Objects.Store, "--store-endpoint", f.opts.Objects.Endpoint, "--store-region", f.opts.Objects.Region,
+		"--store-rate", fmt.Sprint(f.opts.Objects.Rate), "--store-latency", f.opts.Objects.Latency.String(), "--image-cache", fmt.Sprint(f.opts.ImageCache),
+		"--image-loading", f.loading, "--image-read-ahead", fmt.Sprint(f.opts.ReadAhead),
+		"--collapse-below", fmt.Sprint(f.opts.Collapse), "--build-cache", fmt.Sprint(f.opts.BuildCache), "--build-cache-age", f.opts.BuildCacheAge.String())
+	if f.insecure {
+		args = append(args, "--insecure")
+	}
+	for name, value := range map[string]string{"--tls-cert": f.cert, "--tls-key": f.key, "--context": contextFile} {
+		if value != "" {
+			if value, err = filepath.Abs(value); err != nil {
+				return nil, err
+			}
+			args = append(args, name, value)
+		}
+	}
+	return args, nil
 }
 
 // tail returns the end of what was written to a log since an offset.

@@ -5,5 +5,5 @@
 // It owns, for each sandbox, everything named after its id: one directory under the
 // data directory, one group in each cgroup hierarchy, and one process tree (whose
 // namespaces and mounts die with it). It must not know of records, admission or the
-// API. Start reading at create.go, then delete.go and adopt.go.
+// API. Start reading at create.go, then delete.go, adopt.go and pause.go.
 package container

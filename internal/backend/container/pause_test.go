@@ -53,7 +53,7 @@ func (b *box) pause() backend.Paused {
 	b.t.Helper()
 	p, err := b.instance().Pause(b.t.Context())
 	if err != nil {
-		b.t.Fatalf("pause: %v", err)
+		b.t.Fatalf("pause: %v %v", err, errs.Of(err).Facts())
 	}
 	return p
 }
@@ -113,6 +113,40 @@ func TestPauseFreesMemory(t *testing.T) {
 				check()
 			}
 		})
+	}
+}
+
+// Files that are only memory go to swap too, though no process has them mapped.
+func TestPauseOfFilesInMemory(t *testing.T) {
+	t.Parallel()
+	x := newBox(t, roomy)
+	was, code := x.sh("head -c 33554432 /dev/urandom >/dev/shm/f && sha256sum /dev/shm/f")
+	if code != 0 {
+		t.Fatal(was)
+	}
+	x.pause()
+	if used := x.used(); used > 4<<20 {
+		t.Errorf("%d bytes are in use", used)
+	}
+	x.resume()
+	if now, _ := x.sh("sha256sum /dev/shm/f"); now != was {
+		t.Errorf("%s, was %s", now, was)
+	}
+}
+
+// Processes that are stopped, traced, ended, or wait for a child that has their memory stand still like others.
+func TestPauseOfOddProcesses(t *testing.T) {
+	t.Parallel()
+	x := newBox(t, roomy)
+	x.fill("odd", 0)
+	before, _ := x.sh("pidof memory | wc -w")
+	for range 3 {
+		x.pause()
+		x.resume()
+	}
+	x.alive()
+	if after, _ := x.sh("pidof memory | wc -w"); after != before || before == "0" {
+		t.Errorf("%s processes, %s before", after, before)
 	}
 }
 

@@ -181,7 +181,12 @@ func (i *instance) write(paused bool) error {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if err := os.WriteFile(i.b.path(i.id), []byte(word), 0o600); err != nil {
+	f, err := os.OpenFile(i.b.path(i.id), os.O_WRONLY|os.O_TRUNC, 0) // not one that was removed
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(word)
+	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
 	i.paused = paused

@@ -63,7 +63,7 @@ type Frozen struct {
 
 // Freeze stops all processes of the group and returns once each stands still. If they do not in
 // time, or ctx ends, they run on: state_conflict, retryable, with the pids of those
-// that would not stop (such as one that waits for a disk or in vfork). Other errors: not_supported,
+// that would not stop (such as one that waits for a disk). Other errors: not_supported,
 // internal_error.
 func (g Group) Freeze(ctx context.Context, l Limits) (*Frozen, error) {
 	l.fill()
@@ -209,6 +209,10 @@ func (g Group) freeze1(ctx context.Context) error {
 			if err != nil || state == "FROZEN" {
 				return err
 			}
+			// One that was moved in as it waited for its vfork's child stops only when it is told again.
+			if err := g.write("freezer.state", "FROZEN"); err != nil {
+				return err
+			}
 		}
 		if !sleep(ctx, wait) {
 			return context.Cause(ctx)
@@ -304,6 +308,10 @@ func (g Group) moving() string {
 		open, end := strings.IndexByte(s, '('), strings.LastIndexByte(s, ')')
 		f := strings.Fields(s[end+1:])
 		if open < 0 || len(f) == 0 || f[0] != "R" && f[0] != "D" {
+			continue
+		}
+		// What stands still is shown as waiting, too.
+		if where, err := os.ReadFile("/proc/" + strconv.Itoa(id) + "/wchan"); err == nil && (string(where) == "__refrigerator" || string(where) == "do_freezer_trap") {
 			continue
 		}
 		if out = append(out, fmt.Sprintf("%d %q %s", id, s[open+1:end], f[0])); len(out) == 10 {

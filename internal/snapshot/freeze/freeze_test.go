@@ -210,6 +210,60 @@ func TestTheHoldEnds(t *testing.T) {
 	})
 }
 
+// A process that waits for the child of its vfork, when it is frozen for the first time, keeps nobody.
+func TestFreezeInVfork(t *testing.T) {
+	t.Parallel()
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
+		t.Skip("needs gcc")
+	}
+	dir := t.TempDir()
+	source, program := filepath.Join(dir, "v.c"), filepath.Join(dir, "v")
+	const code = "#include <unistd.h>\nint main(void) { if (vfork() == 0) for (;;) pause(); return 0; }\n"
+	if err := os.WriteFile(source, []byte(code), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(gcc, "-o", program, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	versions(t, func(t *testing.T, h string) {
+		b := newBox(t, h, 1)
+		home := b.group.Dir
+		if b.group.Members != "" {
+			home = b.group.Members
+		}
+		cmd := exec.Command("sh", "-c", `echo 0 > "$1/cgroup.procs" && exec "$0"`, program, home)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = b.group.Thaw()
+			_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+			_ = cmd.Wait()
+			b.stop()
+		})
+		waits := filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "stat")
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			stat, err := os.ReadFile(waits)
+			if err == nil && strings.Contains(string(stat), "(v) D ") {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("it does not wait for a child: %s, %v", stat, err)
+			}
+		}
+		f, err := b.group.Freeze(t.Context(), freeze.Limits{Freeze: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Thaw(); err != nil {
+			t.Error(err)
+		}
+		b.runs()
+	})
+}
+
 // Without a hold nothing runs until it is thawed, by whoever does.
 func TestAHoldWithoutEnd(t *testing.T) {
 	t.Parallel()

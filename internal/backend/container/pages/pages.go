@@ -101,7 +101,7 @@ func (s Set) chunk(ctx context.Context, a *adviser, pids []int) error {
 		}
 		// What has the pid now is a member. If the process behind the descriptor lives after maps was opened, the pid was
 		// its all the time.
-		if err := a.process(ctx, pid, fd); err != nil && err != unix.ESRCH && !errors.Is(err, fs.ErrNotExist) {
+		if err := a.process(ctx, pid, fd); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

@@ -1,12 +1,15 @@
 // A program with memory of some kind, whose content it knows: memory KIND MIB FILE.
 // It writes "ok" to FILE once all is touched, and to FILE.1, FILE.2 … after each SIGUSR1 if all is as it was.
 #define _GNU_SOURCE
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static void say(const char *file, int n, const char *what) {
@@ -21,6 +24,11 @@ static void say(const char *file, int n, const char *what) {
 static uint64_t next(uint64_t *s) {
 	*s ^= *s << 13, *s ^= *s >> 7, *s ^= *s << 17;
 	return *s;
+}
+
+static int leaderless(void *unused) {
+	for (;;) pause();
+	return 0;
 }
 
 int main(int argc, char **argv) {
@@ -39,6 +47,30 @@ int main(int argc, char **argv) {
 		char own[256];
 		snprintf(own, sizeof own, "%s.%d", argv[3], getpid());
 		say(own, 0, "ok");
+		for (;;) pause();
+	}
+	if (!strcmp(kind, "odd")) { // processes in states of their own: stopped, traced, ended, waiting for a vfork, without a leader
+		if (fork() == 0) {
+			raise(SIGSTOP);
+			for (;;) pause();
+		}
+		if (fork() == 0) {
+			ptrace(PTRACE_TRACEME, 0, 0, 0);
+			raise(SIGSTOP);
+			for (;;) pause();
+		}
+		if (fork() == 0) _exit(0);
+		if (fork() == 0) {
+			if (vfork() == 0) for (;;) pause();
+			_exit(0);
+		}
+		if (fork() == 0) {
+			static char stack[1 << 16];
+			clone(leaderless, stack + sizeof stack, CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD, NULL);
+			syscall(SYS_exit, 0);
+		}
+		usleep(200000);
+		say(argv[3], 0, "ok");
 		for (;;) pause();
 	}
 	if (!strcmp(kind, "memfd")) {

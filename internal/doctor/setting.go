@@ -30,6 +30,7 @@ func Settings() []Setting {
 		{"kernel.threads-max", 4194304, 6, 4096, "threads of all sandboxes; their memory counts in each"},
 		{"kernel.pty.max", 1 << 20, 0, 4096, "terminals of all sandboxes; each may have 256"},
 		{"fs.file-max", 1 << 28, 100, 100_000, "open files of all sandboxes; their memory counts in each"},
+		{"fs.nr_open", 1 << 20, 3, 1024, "open files of one process: the server's and its keepers'"},
 		{"fs.inotify.max_user_instances", 8192, 0, 256, "inotify instances of one sandbox, which may have 256, or of another user"},
 		{"fs.inotify.max_user_watches", 1 << 20, 0, 65536, "watches of one sandbox, which may have 65,536, or of another user; their memory counts in each"},
 		{"fs.mount-max", 100_000, 0, 1024, "mounts of one sandbox, and of the machine"},
@@ -38,6 +39,13 @@ func Settings() []Setting {
 		{"net.ipv4.neigh.default.gc_thresh3", 1 << 18, 1, 64, "neighbours on all loopbacks, of which the kernel has one table"},
 		{"net.ipv6.neigh.default.gc_thresh2", 1 << 17, 0, 512, "neighbours on all loopbacks, of which the kernel has one table"},
 		{"net.ipv6.neigh.default.gc_thresh3", 1 << 18, 1, 64, "neighbours on all loopbacks, of which the kernel has one table"},
+		{"user.max_cgroup_namespaces", 1 << 16, 2, 1024, "cgroup namespaces of all sandboxes"},
+		{"user.max_ipc_namespaces", 1 << 16, 2, 1024, "ipc namespaces of all sandboxes"},
+		{"user.max_mnt_namespaces", 1 << 16, 2, 1024, "mnt namespaces of all sandboxes"},
+		{"user.max_net_namespaces", 1 << 16, 2, 1024, "net namespaces of all sandboxes"},
+		{"user.max_pid_namespaces", 1 << 16, 2, 1024, "pid namespaces of all sandboxes"},
+		{"user.max_user_namespaces", 1 << 16, 2, 1024, "user namespaces of all sandboxes"},
+		{"user.max_uts_namespaces", 1 << 16, 2, 1024, "uts namespaces of all sandboxes"},
 		{"vm.max_map_count", 1 << 20, 0, 65530, "mappings of one process, which large databases want more of; their memory counts in each sandbox"},
 	}
 }

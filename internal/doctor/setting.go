@@ -39,13 +39,6 @@ func Settings() []Setting {
 		{"net.ipv4.neigh.default.gc_thresh3", 1 << 18, 1, 64, "neighbours on all loopbacks, of which the kernel has one table"},
 		{"net.ipv6.neigh.default.gc_thresh2", 1 << 17, 0, 512, "neighbours on all loopbacks, of which the kernel has one table"},
 		{"net.ipv6.neigh.default.gc_thresh3", 1 << 18, 1, 64, "neighbours on all loopbacks, of which the kernel has one table"},
-		{"user.max_cgroup_namespaces", 1 << 16, 2, 1024, "cgroup namespaces of all sandboxes"},
-		{"user.max_ipc_namespaces", 1 << 16, 2, 1024, "ipc namespaces of all sandboxes"},
-		{"user.max_mnt_namespaces", 1 << 16, 2, 1024, "mnt namespaces of all sandboxes"},
-		{"user.max_net_namespaces", 1 << 16, 2, 1024, "net namespaces of all sandboxes"},
-		{"user.max_pid_namespaces", 1 << 16, 2, 1024, "pid namespaces of all sandboxes"},
-		{"user.max_user_namespaces", 1 << 16, 2, 1024, "user namespaces of all sandboxes"},
-		{"user.max_uts_namespaces", 1 << 16, 2, 1024, "uts namespaces of all sandboxes"},
 		{"vm.max_map_count", 1 << 20, 0, 65530, "mappings of one process, which large databases want more of; their memory counts in each sandbox"},
 	}
 }

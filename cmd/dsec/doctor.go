@@ -18,6 +18,7 @@ import (
 
 func (a *app) doctorCmd() *cobra.Command {
 	var data string
+	var save, compare string
 	var audit, asJSON, fix, dry, persist bool
 	var sandboxes int
 	c := &cobra.Command{
@@ -32,17 +33,23 @@ lowers one. With --persist it writes those lines to /etc/sysctl.d/90-dsec.conf. 
 it changes nothing. Fails if something is left to do.
 
 With --audit, counts everything of sandboxes that the kernel and the disk hold: processes,
-namespaces, control groups, mounts, loop devices, directories, sockets. SERVER are the
+threads, namespaces, control groups, mounts, loop devices, swap files, network devices,
+directories, sockets, and what the server has open (fd). SERVER are the
 node's own, which it keeps while it runs; SANDBOXES are of those that it knows; LEAKS
 are of nobody, or left by a node that does not run: then it fails. OTHERS, if there are
-any, belong to nodes that run on another data directory.`,
-		Example: "  dsec doctor --sandboxes 10000\n  dsec doctor --fix --dry-run\n  dsec doctor --audit --json", Args: cobra.NoArgs,
+any, belong to nodes that run on another data directory. --save keeps an audit, and
+--compare fails if there is more of anything now, but for what is of others: leaks that
+were there before do not fail it.`,
+		Example: "  dsec doctor --sandboxes 10000\n  dsec doctor --fix --dry-run\n  dsec doctor --audit --json\n  dsec doctor --audit --save before.json\n  dsec doctor --audit --compare before.json", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if sandboxes < 1 {
 				return usagef("--sandboxes must be at least 1")
 			}
 			if (dry || persist) && !fix {
 				return usagef("--dry-run and --persist go with --fix")
+			}
+			if (save != "" || compare != "") && !audit {
+				return usagef("--save and --compare go with --audit")
 			}
 			if fix && audit {
 				return usagef("--fix and --audit do not go together")
@@ -62,13 +69,15 @@ any, belong to nodes that run on another data directory.`,
 				return err
 			}
 			if audit {
-				return a.audit(cmd.Context(), dir, asJSON)
+				return a.audit(cmd.Context(), dir, save, compare, asJSON)
 			}
 			return a.doctor(cmd.Context(), dir, sandboxes, asJSON)
 		},
 	}
 	c.Flags().StringVar(&data, "data", "", dataUsage)
 	c.Flags().BoolVar(&audit, "audit", false, "look for leaks")
+	c.Flags().StringVar(&save, "save", "", "with --audit: write it to this file, for --compare")
+	c.Flags().StringVar(&compare, "compare", "", "with --audit: fail if there is more of anything than in this file of --save")
 	c.Flags().BoolVar(&fix, "fix", false, "raise the kernel's settings that are too low")
 	c.Flags().BoolVar(&dry, "dry-run", false, "with --fix: change nothing, and say what would change")
 	c.Flags().BoolVar(&persist, "persist", false, "with --fix: write "+doctor.PersistFile+" too")
@@ -165,7 +174,7 @@ func (a *app) fix(dir, file string, dry, persist, asJSON bool) error {
 	return err
 }
 
-func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
+func (a *app) audit(ctx context.Context, data, save, compare string, asJSON bool) error {
 	node := doctor.Node{Data: data}
 	info, err := up.Find(data)
 	served := err == nil
@@ -184,18 +193,46 @@ func (a *app) audit(ctx context.Context, data string, asJSON bool) error {
 		}
 		node.Known = func(id string) bool { return known[id] }
 	}
+	var before *doctor.Audit
+	if compare != "" {
+		if before, err = doctor.Load(compare); err != nil {
+			return err
+		}
+	}
 	report, err := doctor.Run(node)
 	if err != nil {
 		return err
 	}
-	if asJSON {
+	if save != "" {
+		if err := report.Save(save); err != nil {
+			return err
+		}
+	}
+	var grown []doctor.Growth
+	if before != nil {
+		grown = report.Compare(before)
+	}
+	switch {
+	case asJSON && before != nil:
+		err = a.json(struct {
+			*doctor.Audit
+			Grown []doctor.Growth `json:"grown"`
+		}{report, grown})
+	case asJSON:
 		err = a.json(report)
-	} else {
+	default:
 		err = a.printAudit(report)
+		for _, g := range grown {
+			fmt.Fprintf(a.stdout, "more: %s of %s: %d, were %d\n", g.Kind, g.Owner, g.Now, g.Before)
+		}
 	}
 	switch {
 	case err != nil:
 		return err
+	case len(grown) > 0:
+		return fmt.Errorf("there is more than in %s of %s", compare, count(len(grown), "kind"))
+	case before != nil:
+		return nil
 	case len(report.Leaks) > 0 && served:
 		return &nextError{errors.New("there are leaks: the objects above belong to no sandbox that a running server knows"), "'dsec down --data DIR' of their node removes them"}
 	}

@@ -36,8 +36,10 @@ type Item struct {
 	Owner   Owner  `json:"owner"`
 }
 
-// Kinds are what an audit looks for.
-var Kinds = []string{"process", "namespace", "cgroup", "mount", "loop", "directory", "socket"}
+// Kinds are what an audit looks for. Threads are counted with their process, and what the
+// server has open by what it is.
+var Kinds = []string{"process", "thread", "namespace", "cgroup", "mount", "loop", "swap", "device", "directory", "socket",
+	"fd file", "fd socket", "fd pipe", "fd pidfd", "fd eventfd", "fd epoll", "fd bpf", "fd other"}
 
 // Audit is everything found.
 type Audit struct {
@@ -107,6 +109,12 @@ func Run(n Node) (a *Audit, err error) {
 	if err := processes(owner, add); err != nil {
 		return nil, err
 	}
+	if err := swaps(add); err != nil {
+		return nil, err
+	}
+	if err := devices(add); err != nil {
+		return nil, err
+	}
 	if err := mounts(add); err != nil {
 		return nil, err
 	}
@@ -128,12 +136,25 @@ func Run(n Node) (a *Audit, err error) {
 	for _, o := range []Owner{OfServer, OfSandboxes, OfOthers, Leak} {
 		a.Owners[o] = map[string]int{}
 	}
+	count := func(kind string, i Item, n int) {
+		a.Counts[kind] += n
+		a.Owners[i.Owner][kind] += n
+	}
+	if server := nodes.servers[n.Data]; n.Data != "" && server != "" {
+		for kind, k := range kindsOf(server) {
+			count(kind, Item{Owner: OfServer}, k)
+		}
+		count("process", Item{Owner: OfServer}, 1)
+		count("thread", Item{Owner: OfServer}, threads(server))
+	}
 	seen := map[string]bool{}
 	for k := range a.Items {
 		i := &a.Items[k]
 		i.Owner = n.ownerOf(*i)
-		a.Counts[i.Kind]++
-		a.Owners[i.Owner][i.Kind]++
+		count(i.Kind, *i, 1)
+		if i.Kind == "process" {
+			count("thread", *i, threads(i.Name))
+		}
 		switch {
 		case i.Owner == Leak:
 			a.Leaks = append(a.Leaks, *i)
@@ -186,12 +207,15 @@ func members(groups []string) map[int]string {
 	return owner
 }
 
-// runningNodes are the nodes that run now: name of the parent group → data directory.
-type runningNodes map[string]string
+// runningNodes are the nodes that run now.
+type runningNodes struct {
+	data    map[string]string // name of the parent group → data directory
+	servers map[string]string // data directory → process that holds its lock
+}
 
 // running finds nodes by the lock that each holds on its data directory.
 func running(owner map[int]string) (runningNodes, error) {
-	nodes := runningNodes{}
+	nodes := runningNodes{map[string]string{}, map[string]string{}}
 	err := each(func(pid int, name string) {
 		if owner[pid] != "" { // sandboxes' own do not run nodes
 			return
@@ -204,7 +228,8 @@ func running(owner map[int]string) (runningNodes, error) {
 			info, err := os.ReadFile("/proc/" + name + "/fdinfo/" + fd)
 			if err == nil && strings.Contains(string(info), "FLOCK") && groupOf(name) == "" {
 				data := filepath.Dir(path)
-				nodes[cgroup.NameOf(data)] = data
+				nodes.data[cgroup.NameOf(data)] = data
+				nodes.servers[data] = name
 			}
 		}
 	})
@@ -215,7 +240,7 @@ func running(owner map[int]string) (runningNodes, error) {
 func (n runningNodes) of(where string) string {
 	for dir := where; len(dir) > 1; dir = filepath.Dir(dir) {
 		base := filepath.Base(dir)
-		if data := n[strings.TrimSuffix(base, cgroup.IdleSuffix)]; data != "" {
+		if data := n.data[strings.TrimSuffix(base, cgroup.IdleSuffix)]; data != "" {
 			return data
 		}
 		if m := testGroup.FindStringSubmatch(base); m != nil { // a test's, without a data directory
@@ -223,7 +248,7 @@ func (n runningNodes) of(where string) string {
 				return "/proc/" + m[1]
 			}
 		}
-		for _, data := range n {
+		for _, data := range n.data {
 			if data == dir {
 				return dir
 			}

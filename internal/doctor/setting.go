@@ -30,6 +30,7 @@ func Settings() []Setting {
 		{"kernel.threads-max", 4194304, 6, 4096, "threads of all sandboxes; their memory counts in each"},
 		{"kernel.pty.max", 1 << 20, 0, 4096, "terminals of all sandboxes; each may have 256"},
 		{"fs.file-max", 1 << 28, 100, 100_000, "open files of all sandboxes; their memory counts in each"},
+		{"fs.nr_open", 1 << 20, 3, 1024, "open files of one process: the server's and its keepers'"},
 		{"fs.inotify.max_user_instances", 8192, 0, 256, "inotify instances of one sandbox, which may have 256, or of another user"},
 		{"fs.inotify.max_user_watches", 1 << 20, 0, 65536, "watches of one sandbox, which may have 65,536, or of another user; their memory counts in each"},
 		{"fs.mount-max", 100_000, 0, 1024, "mounts of one sandbox, and of the machine"},

@@ -2,11 +2,8 @@ package up
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
-	"strconv"
 
 	"dsec/internal/doctor"
 )
@@ -16,7 +13,7 @@ import (
 // it is too low for that many.
 func raiseSettings(dir string, sandboxes int64, log *slog.Logger) {
 	for _, s := range doctor.Settings() {
-		from, to, err := raise(s, dir)
+		from, to, err := s.Raise(dir)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil && from >= s.Need(sandboxes):
@@ -27,19 +24,4 @@ func raiseSettings(dir string, sandboxes int64, log *slog.Logger) {
 			log.Info("raised a setting of the kernel", "setting", s.Name, "from", from, "to", to, "why", s.Why)
 		}
 	}
-}
-
-// raise never lowers: the kernel may have more already, or have taken less than it was told.
-func raise(s doctor.Setting, dir string) (from, to int64, err error) {
-	if from, err = s.Value(dir); err != nil || from >= s.Want {
-		return from, from, err
-	}
-	if err := os.WriteFile(s.Path(dir), []byte(strconv.FormatInt(s.Want, 10)), 0); err != nil {
-		return from, from, err
-	}
-	to, err = s.Value(dir)
-	if err == nil && to <= from {
-		err = fmt.Errorf("it stays at %d", to)
-	}
-	return from, to, err
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -139,15 +138,8 @@ func settled(ctx context.Context, wait time.Duration) (int64, error) {
 	return all[len(all)/2], nil
 }
 
-// Available is the MemAvailable of this machine, in bytes.
+// Available is what memory this machine has left, in bytes.
 func Available() (int64, error) {
-	b, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, fmt.Errorf("read available memory: %w", err)
-	}
-	kib, err := parseMetric(b, "MemAvailable:")
-	if err != nil {
-		return 0, fmt.Errorf("read available memory: %w", err)
-	}
-	return int64(kib) * 1024, nil
+	m, err := Machine{Proc: "/proc"}.Memory()
+	return m.Available, err
 }

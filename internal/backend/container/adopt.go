@@ -75,7 +75,7 @@ func (b *Backend) adoptStill(ctx context.Context, spec backend.Spec) error {
 	case frozen && !spec.Paused:
 		return b.thaw(spec.ID)
 	case spec.Paused: // frozen already, or on its way
-		_, err := group.Freeze(ctx, freeze.Limits{Hold: -1})
+		_, err := b.freeze(ctx, spec.ID, freeze.Limits{Hold: -1})
 		return err
 	}
 	return nil

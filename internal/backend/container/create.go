@@ -63,7 +63,8 @@ type creation struct {
 	channel  *os.File
 	child    *spawn.Child
 	userns   int
-	low      []int // descriptor numbers lent for the child
+	low      []int  // descriptor numbers lent for the child
+	calm     func() // ends its hurry
 	instance *instance
 }
 
@@ -130,6 +131,9 @@ func short(of, advice string, cause error) error {
 }
 
 func (c *creation) closeTemporary() {
+	if c.calm != nil {
+		c.calm()
+	}
 	if c.low != nil { // the child has executed the guest, or is dead
 		c.b.low.put(c.low)
 	}
@@ -156,6 +160,7 @@ func (c *creation) acquireLayers(ctx context.Context) (err error) {
 
 func (c *creation) makeGroup(context.Context) error {
 	s := c.spec.Sandbox
+	defer func() { c.calm = c.b.hurry(c.spec.ID) }()
 	return c.b.cgroups.Create(c.spec.ID, cgroup.Limits{MemoryBytes: s.MemoryBytes, PIDs: s.PIDs, Idle: s.QoS == v1.QoSBest})
 }
 

@@ -19,6 +19,7 @@ func (b *Backend) Delete(ctx context.Context, id string) error {
 	b.mu.Lock()
 	i := b.instances[id]
 	b.mu.Unlock()
+	defer b.hurry(id)()
 	var err error
 	if i != nil {
 		err = i.signal() // what was paused ends without a step more

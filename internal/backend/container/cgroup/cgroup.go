@@ -48,6 +48,8 @@ type Hierarchy struct {
 	// at a sandbox's first freeze. "": v2, where every group can be frozen, or none is here.
 	freezer string
 
+	hurries hurries
+
 	sockets, swap bool // whether the kernel can limit these
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,6 +35,22 @@ const (
 	leastWeight = 1
 )
 
+// What the idle class has while one of its groups is in a hurry: a fifth of a processor that sandboxes
+// keep busy; and what that group has of it, the most there is.
+const (
+	hurriedShares = 512
+	hurriedWeight = 50
+	mostShares    = 1 << 18
+	usualShares   = 1024
+	usualWeight   = 100
+)
+
+// hurries counts the groups of the idle class that are in a hurry.
+type hurries struct {
+	mu sync.Mutex
+	n  int
+}
+
 // idleParent is where groups of the idle class are, in the hierarchy of the cpu controller.
 func (h *Hierarchy) idleParent() string { return h.dir("cpu") + IdleSuffix }
 
@@ -49,6 +66,50 @@ func (h *Hierarchy) group(controller, name string) string {
 	return filepath.Join(dir, name)
 }
 
+// Idle tells whether group name is of the idle class.
+func (h *Hierarchy) Idle(name string) bool {
+	return filepath.Dir(h.group("cpu", name)) == h.idleParent()
+}
+
+// Hurry lets group name of the idle class run though others keep every processor busy, until calm, which may be
+// called once: it must end, stand still or begin, and without that would need seconds. It is the parent
+// that is lifted out of the idle class, and within it the group has nearly all; that needs two writes, where
+// moving each process to another group would take milliseconds for each. What fails makes it slow, no more.
+func (h *Hierarchy) Hurry(name string) (calm func()) {
+	file, parent, most, usual := "cpu.shares", int64(hurriedShares), int64(mostShares), int64(usualShares)
+	if h.v2 {
+		file, parent, most, usual = "cpu.weight", hurriedWeight, maxWeight, usualWeight
+	}
+	own := filepath.Join(h.idleParent(), name, file)
+	h.hurries.mu.Lock()
+	defer h.hurries.mu.Unlock()
+	if h.hurries.n++; h.hurries.n == 1 {
+		_ = write(filepath.Join(h.idleParent(), idleFile), "0")
+		_ = write(filepath.Join(h.idleParent(), file), itoa(parent))
+	}
+	_ = write(own, itoa(most))
+	return func() {
+		h.hurries.mu.Lock()
+		defer h.hurries.mu.Unlock()
+		_ = write(own, itoa(usual)) // fails if it has ended
+		if h.hurries.n--; h.hurries.n == 0 {
+			_ = h.makeIdle() // else the next one that is in a hurry tries again
+		}
+	}
+}
+
+// makeIdle puts the parent of groups of the idle class into it.
+func (h *Hierarchy) makeIdle() error {
+	err := write(filepath.Join(h.idleParent(), idleFile), "1")
+	switch {
+	case !errors.Is(err, unix.ENOENT):
+		return err
+	case h.v2:
+		return write(filepath.Join(h.idleParent(), "cpu.weight"), itoa(leastWeight))
+	}
+	return write(filepath.Join(h.idleParent(), "cpu.shares"), itoa(leastShares))
+}
+
 // prepareCPU sets what all groups have of the processors together.
 func (h *Hierarchy) prepareCPU() error {
 	idle := h.idleParent()
@@ -56,21 +117,26 @@ func (h *Hierarchy) prepareCPU() error {
 		return err
 	}
 	cpus := int64(runtime.NumCPU())
-	file, all, least := "cpu.shares", int64(sharesPerCPU*cpus), int64(leastShares)
+	file, all := "cpu.shares", int64(sharesPerCPU*cpus)
 	if h.v2 {
 		if err := enableV2(idle); err != nil {
 			return err
 		}
-		file, all, least = "cpu.weight", min(weightPerCPU*cpus, maxWeight), leastWeight
+		file, all = "cpu.weight", min(weightPerCPU*cpus, maxWeight)
 	}
 	if err := write(filepath.Join(h.dir("cpu"), file), itoa(all)); err != nil {
 		return err
 	}
-	err := write(filepath.Join(idle, idleFile), "1")
-	if errors.Is(err, unix.ENOENT) {
-		err = write(filepath.Join(idle, file), itoa(least))
+	left, err := os.ReadDir(idle) // of an earlier process, which may have died while some were in a hurry
+	if err != nil {
+		return err
 	}
-	return err
+	for _, e := range left {
+		if e.IsDir() {
+			h.Hurry(e.Name())()
+		}
+	}
+	return h.makeIdle()
 }
 
 // IdleClass tells whether the kernel has the idle class for groups; without it they have the least weight.

@@ -85,6 +85,54 @@ func TestIdleGroupsAreFoundByName(t *testing.T) {
 	}
 }
 
+// A group in a hurry has the processors for as long as any is.
+func TestHurry(t *testing.T) {
+	t.Parallel()
+	for _, v2 := range []bool{true, false} {
+		var h *Hierarchy
+		var parent, file string
+		if v2 {
+			root, self := fakeV2(t, "cpu memory pids\n")
+			parent, file = filepath.Join(root, "dsec-be"), "cpu.weight"
+			h = open(t, root, self, "dsec", map[string]string{
+				"dsec/cpu.weight": "", "dsec/cgroup.procs": "", "dsec-be/cpu.weight": "", "dsec-be/one/cpu.weight": "00000", "dsec-be/two/cpu.weight": "00000",
+			})
+		} else {
+			root, self := fakeV1(t)
+			parent, file = filepath.Join(root, "cpu/dsec-be"), "cpu.shares"
+			h = open(t, root, self, "dsec", map[string]string{
+				"cpu/dsec/cpu.shares": "", "cpu/dsec-be/cpu.shares": "", "cpu/dsec-be/one/cpu.shares": "000000", "cpu/dsec-be/two/cpu.shares": "000000",
+			})
+		}
+		are := func(when, idle, all, one, two string) {
+			t.Helper()
+			got := []string{read(t, filepath.Join(parent, "cpu.idle")), read(t, filepath.Join(parent, file)), read(t, filepath.Join(parent, "one", file)), read(t, filepath.Join(parent, "two", file))}
+			for i, want := range []string{idle, all, one, two} {
+				if !strings.HasPrefix(got[i], want) { // these files are longer than what the last write made of them
+					t.Errorf("v2 %t, %s: %q, want %q", v2, when, got, []string{idle, all, one, two})
+					return
+				}
+			}
+		}
+		if !h.Idle("one") || h.Idle("three") {
+			t.Errorf("v2 %t: idle are %t and %t", v2, h.Idle("one"), h.Idle("three"))
+		}
+		most, usual, all := "262144", "1024", "512"
+		if v2 {
+			most, usual, all = "10000", "100", "50"
+		}
+		one := h.Hurry("one")
+		are("one", "0", all, most, usual)
+		two := h.Hurry("two")
+		one()
+		are("the other", "0", all, usual, most)
+		two()
+		are("none", "1", all, usual, usual)
+		h.Hurry("gone")()
+		are("one that has ended", "1", all, usual, usual)
+	}
+}
+
 // On the real kernel. Needs root.
 func TestRealIdleGroup(t *testing.T) {
 	t.Parallel()
@@ -110,6 +158,21 @@ func TestRealIdleGroup(t *testing.T) {
 	}
 	if _, err := h.Usage("box"); err != nil {
 		t.Error(err)
+	}
+	calm := h.Hurry("box")
+	files := func() (out [3]string) {
+		file := map[bool]string{true: "cpu.weight", false: "cpu.shares"}[h.V2()]
+		for i, f := range []string{filepath.Join(h.idleParent(), idleFile), filepath.Join(h.idleParent(), file), filepath.Join(h.idleParent(), "box", file)} {
+			out[i] = strings.TrimSpace(read(t, f))
+		}
+		return out
+	}
+	if got := files(); got != [3]string{"0", "512", "262144"} && got != [3]string{"0", "50", "10000"} {
+		t.Errorf("in a hurry: %v", got)
+	}
+	calm()
+	if got := files(); got[0] != "1" || got[2] != "1024" && got[2] != "100" {
+		t.Errorf("no longer: %v", got)
 	}
 	if dir := h.group("cpu", "box"); filepath.Dir(dir) != h.idleParent() {
 		t.Errorf("it is %s", dir)

@@ -42,6 +42,9 @@ func Blame(x *errs.Error, why EndReason) {
 	}
 }
 
+// Words says why in words; empty for a reason that this version does not know.
+func (r EndReason) Words() string { return endings[r] }
+
 // Err is what a request for the sandbox is answered: when it was removed, and why. The
 // details have the same for programs.
 func (e Ending) Err(phase, id string) *errs.Error {
@@ -56,7 +59,7 @@ func (e Ending) Err(phase, id string) *errs.Error {
 	if e.Reason != "" {
 		x.With("end_reason", string(e.Reason))
 		Blame(x, e.Reason)
-		if why := endings[e.Reason]; why != "" {
+		if why := e.Reason.Words(); why != "" {
 			x.Message += ": " + why
 		}
 	}

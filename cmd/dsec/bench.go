@@ -33,6 +33,7 @@ type benchFlags struct {
 	ownImage          bool
 	busybox           string
 	archives          []string
+	life              benchLifeFlags
 }
 
 func (a *app) benchCmd() *cobra.Command {
@@ -56,7 +57,12 @@ is killed, what it made ends within five minutes. With
 		a.benchVerb("fork", "A sandbox into many", 3, a.benchFork),
 		a.benchVerb("image", "An image of its own: import, first command of a cold one, alone and many at once, reads", 3, a.benchImage),
 		a.benchVerb("memory", "What an idle sandbox costs this machine, kernel included (overstated below 500)", 100, a.benchMemory),
+		a.benchVerb("pause", "Pauses and resumes of an idle sandbox, and of ones that touched memory", 0, a.benchPause),
+		a.benchVerb("job", "A whole job paused by one call, and as many new sandboxes meanwhile", 200, a.benchJob),
+		a.benchVerb("qos", "Steps of a sandbox of class ls beside hogs of class be, against an empty node", 0, a.benchQoS),
+		a.benchVerb("churn", "Cycles of create, command and removal, and what is left of them", 1000, a.benchChurn),
 		a.benchDensityCmd(),
+		a.benchRestartCmd(),
 	)
 	return cmd
 }
@@ -84,8 +90,13 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 	f.StringVar(&b.sf.backend, "backend", "", "kind of isolation (default container)")
 	f.Var(&b.sf.memory, "memory", "memory limit of each sandbox (default 512MiB)")
 	f.Var(&b.sf.cpu, "cpu", "CPU limit of each sandbox (default 1)")
-	f.IntVar(&b.count, "count", count, "how many operations")
-	f.IntVar(&b.parallel, "parallel", 1, "how many at once")
+	b.addLife(name, cmd)
+	if b.count = count; !b.life.rounds {
+		f.IntVar(&b.count, "count", count, "how many operations")
+	}
+	if b.parallel = 1; !b.life.rounds {
+		f.IntVar(&b.parallel, "parallel", 1, "how many at once")
+	}
 	f.IntVar(&b.connections, "connections", 1, "Aether connections of this client")
 	f.BoolVar(&b.asJSON, "json", false, "print an array of results as JSON")
 	switch name {
@@ -112,6 +123,7 @@ func (a *app) benchVerb(name, short string, count int, run benchRun) *cobra.Comm
 		f.Var(&b.size, "size", "how much the sandbox changes before")
 		f.IntVar(&b.children, "children", 16, "how many children of each fork")
 	case "image":
+		b.life.counted = true
 		b.size, b.parallel = 1<<30, 64
 		f.Lookup("parallel").DefValue = "64"
 		f.Var(&b.size, "size", "bytes of the image")
@@ -124,10 +136,11 @@ server with --store-rate for a store at a distance. With --archive it compares w
 images take in the store with their own sizes.`
 		cmd.Example = "  dsec up --detach --store-rate 50MB && dsec bench image\n  dsec bench image --archive python.tar.gz --archive node.tar.gz"
 	case "memory":
+		b.life.counted = true
 		b.settle = 3 * time.Second
 		f.Var(newDuration(&b.settle), "settle", "wait before memory is read")
 	}
-	if name != "memory" && name != "image" {
+	if !b.life.counted {
 		f.Var(newDuration(&b.duration), "duration", "go on for this time instead of --count")
 	}
 	if b.peerable {
@@ -144,7 +157,7 @@ images take in the store with their own sizes.`
 func (a *app) benchRun(ctx context.Context, b *benchFlags, run benchRun) error {
 	slack.RelaxMonitor() // the load shares the machine with what it measures
 	switch {
-	case b.parallel < 1 || b.count < 1 || b.duration < 0 || b.connections < 1:
+	case b.parallel < 1 || b.count < 1 && !b.life.rounds || b.duration < 0 || b.connections < 1:
 		return usagef("--count, --parallel, --connections must be at least 1, --duration not negative")
 	case b.image == "" && b.sf.backend != "hollow" && !b.ownImage:
 		return usagef("--image is missing; 'dsec image ls' lists what there is")

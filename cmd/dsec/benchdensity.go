@@ -118,25 +118,27 @@ func (a *app) benchDensity(cmd *cobra.Command, d *densityFlags) error {
 // leftOf is the audit of this machine after a run: nothing may be left of the sandboxes that it made,
 // whether a server knows it or not.
 func leftOf(data string, ids []string) error {
+	left, err := itemsOf(data, ids)
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("%s of removed sandboxes are left, such as %s %s", count(len(left), "object"), left[0].Kind, left[0].Name)
+	}
+	return err
+}
+
+// itemsOf is what this machine has of some sandboxes.
+func itemsOf(data string, ids []string) (items []doctor.Item, err error) {
 	ours := map[string]bool{}
 	for _, id := range ids {
 		ours[id] = true
 	}
 	report, err := doctor.Run(doctor.Node{Data: data})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	left := 0
-	var first doctor.Item
 	for _, i := range report.Items {
 		if ours[i.Sandbox] {
-			if left++; left == 1 {
-				first = i
-			}
+			items = append(items, i)
 		}
 	}
-	if left > 0 {
-		return fmt.Errorf("%s of removed sandboxes are left, such as %s %s", count(left, "object"), first.Kind, first.Name)
-	}
-	return nil
+	return items, nil
 }

@@ -19,8 +19,11 @@ import (
 )
 
 func (a *app) lsCmd() *cobra.Command {
-	states := []string{
-		string(v1.StateCreating), string(v1.StateRunning), string(v1.StateStopping), string(v1.StateStopped), string(v1.StateFailed), string(v1.StateLost),
+	var states []string
+	for _, s := range []v1.State{
+		v1.StateCreating, v1.StateRunning, v1.StatePausing, v1.StatePaused, v1.StateResuming, v1.StateStopping, v1.StateStopped, v1.StateFailed, v1.StateLost,
+	} {
+		states = append(states, string(s))
 	}
 	var labels []string
 	var state string
@@ -34,6 +37,7 @@ func (a *app) lsCmd() *cobra.Command {
 		Example: `  dsec ls
   dsec ls --label job=eval7 --state running -q
   dsec ls --watch --wide
+  dsec ls --state paused
   dsec ls --json | jq -r '.[] | select(.spec.image == "debian") | .id'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -82,7 +86,7 @@ func (a *app) lsCmd() *cobra.Command {
 	f.StringArrayVarP(&labels, "label", "l", nil, "only those with this label, KEY=VALUE (repeatable)")
 	f.StringVar(&state, "state", "", "only those in this state: "+strings.Join(states, ", "))
 	f.BoolVarP(&quiet, "quiet", "q", false, "print ids only")
-	f.BoolVar(&wide, "wide", false, "more columns: node, backend, CPU, processes, when it expires; labels in full")
+	f.BoolVar(&wide, "wide", false, "more columns: node, backend, CPU, processes, qos, when it expires, how long it is paused; labels in full")
 	f.BoolVar(&watch, "watch", false, "list again at each change until Ctrl-C; with --json each list is a line")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
@@ -96,7 +100,7 @@ const narrowLabels = 40
 func (a *app) sandboxTable(all []v1.Sandbox, wide bool, now time.Time) error {
 	head := []string{"ID", "STATE", "IMAGE", "AGE", "MEMORY", "LABELS"}
 	if wide {
-		head = []string{"ID", "STATE", "IMAGE", "AGE", "EXPIRES", "CPU", "MEMORY", "PIDS", "NODE", "BACKEND", "LABELS"}
+		head = []string{"ID", "STATE", "IMAGE", "AGE", "EXPIRES", "PAUSED", "CPU", "MEMORY", "PIDS", "QOS", "NODE", "BACKEND", "LABELS"}
 	}
 	rows := make([][]string, len(all))
 	for i, sb := range all {
@@ -107,7 +111,11 @@ func (a *app) sandboxTable(all []v1.Sandbox, wide bool, now time.Time) error {
 			if sb.ExpiresAt != nil {
 				expires = "in " + age(now, *sb.ExpiresAt)
 			}
-			rows[i] = append(rows[i], expires, fmt.Sprintf("%g", float64(s.CPUMillis)/1000), size(s.MemoryBytes), fmt.Sprint(s.PIDs), sb.Node, string(s.Backend), pairs(s.Labels))
+			paused := "-"
+			if sb.PausedAt != nil {
+				paused = age(*sb.PausedAt, now)
+			}
+			rows[i] = append(rows[i], expires, paused, fmt.Sprintf("%g", float64(s.CPUMillis)/1000), size(s.MemoryBytes), fmt.Sprint(s.PIDs), orDash(string(s.QoS)), sb.Node, string(s.Backend), pairs(s.Labels))
 		} else {
 			rows[i] = append(rows[i], size(s.MemoryBytes), oneLine(pairs(s.Labels), narrowLabels))
 		}
@@ -176,7 +184,8 @@ func (a *app) inspectCmd() *cobra.Command {
 		Long: `Inspect shows all that is known of sandboxes. What the spec leaves open is shown as it
 is in effect, with --json as it was asked for. One that cannot be shown does not keep the
 others from it; the exit code is 1 then. Of one that was removed the error says when and
-why: somebody asked, --ttl, its lease, and whether it had failed before.`,
+why: somebody asked, --ttl, its lease, --idle-ttl, the node was short of memory, and whether it had
+failed before. It wakes no paused sandbox.`,
 		Example: `  dsec inspect saaaaaabbbbbcccccccccc
   dsec inspect --json $(dsec ls -q)`,
 		Args:              cobra.MinimumNArgs(1),
@@ -274,6 +283,9 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 			rows = append(rows, []string{t.name, stamp(*t.at, now)})
 		}
 	}
+	if sb.State == v1.StatePaused && sb.PausedAt != nil {
+		rows = append(rows, []string{"paused", fmt.Sprintf("since %s, %s", stamp(*sb.PausedAt, now), whyPaused(sb.PauseReason))})
+	}
 	rows = append(rows, [][]string{
 		{"create took", fmt.Sprintf("%.1f ms", sb.CreateMS)}, {"of that, ms", orDash(steps(sb.Steps))},
 		{"limits", fmt.Sprintf("cpu %g, memory %s, processes %d", float64(s.CPUMillis)/1000, size(s.MemoryBytes), s.PIDs)},
@@ -281,6 +293,10 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 		{"hostname", cmp.Or(s.Hostname, sb.ID)},
 		{"labels", pairs(s.Labels)}, {"environment", pairs(s.Env)},
 	}...)
+	rows = append(rows, []string{"qos", fmt.Sprintf("%s, priority %d", cmp.Or(s.QoS, v1.QoSLatency), s.Priority)})
+	if s.IdleTTL > 0 {
+		rows = append(rows, []string{"idle ttl", fmt.Sprintf("%s, then %s", s.IdleTTL.Duration(), cmp.Or(s.OnIdle, v1.OnIdleStop))})
+	}
 	if s.Lease > 0 {
 		rows = append(rows, []string{"lease", s.Lease.Duration().String()})
 	}
@@ -302,6 +318,7 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 		rows = append(rows, [][]string{
 			{"cpu used", fmt.Sprintf("%.2f s", u.CPUSeconds)},
 			{"memory", fmt.Sprintf("%s, peak %s; %s in swap; %.1f GiB·s so far", size(u.MemoryBytes), size(u.PeakMemoryBytes), size(u.SwapBytes), u.MemoryGiBSeconds)},
+			{"pauses", fmt.Sprintf("%d, %s in all", sb.Pauses, time.Duration(u.PausedSeconds*float64(time.Second)).Round(100*time.Millisecond))},
 			{"processes", strconv.FormatInt(u.Processes, 10)}, {"disk written", size(u.DiskBytes)},
 			{"disks", fmt.Sprintf("%s read, %s written", size(u.IOReadBytes), size(u.IOWrittenBytes))},
 			{"sent", size(u.SentBytes)},
@@ -316,6 +333,21 @@ func describe(sb *v1.Sandbox, img v1.ImageConfig, now time.Time) [][]string {
 		rows = append(rows, []string{"error", sb.Error.Error()})
 	}
 	return rows
+}
+
+// whyPaused says why a sandbox is paused.
+func whyPaused(r v1.PauseReason) string {
+	switch r {
+	case v1.PauseRequested:
+		return "somebody asked for it"
+	case v1.PauseIdle:
+		return "nobody used it"
+	case v1.PauseHint:
+		return "its next call was said to be far"
+	case v1.PausePressure:
+		return "the node was short of memory"
+	}
+	return "why is not known"
 }
 
 // victim names a process that was killed for want of memory, and what it met.

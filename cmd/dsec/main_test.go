@@ -566,7 +566,7 @@ func TestUsageErrors(t *testing.T) {
 	c.fails(2, "needs a terminal", "exec", "-it", "id", "--", "true")
 	c.fails(2, "shell needs a terminal", "shell", "id")
 	c.fails(2, "--image is missing", "bench", "create")
-	c.fails(2, "creating, running, stopping, stopped, failed, lost", "ls", "--state", "bogus")
+	c.fails(2, "creating, running, pausing, paused, resuming, stopping, stopped, failed, lost", "ls", "--state", "bogus")
 	for _, flag := range []string{"cpu", "memory", "pids"} {
 		for _, verb := range [][]string{{"create", "busybox"}, {"run", "busybox"}, {"bench", "create", "--image", "busybox"}} {
 			if flag == "pids" && verb[0] == "bench" {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +21,10 @@ func (a *app) nodeCmd() *cobra.Command {
 	var asJSON bool
 	ls := &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List the nodes with their load",
+		Long: `Ls lists the nodes with their load. CPU and MEMORY are what running sandboxes may have, of what the node
+gives in all; paused ones count for SANDBOXES alone. SWAP is where paused sandboxes' memory goes. PRESSURE is
+what the node does as it is short of memory: admission takes no new sandboxes, pause pauses be ones, evict
+removes some.`,
 		Example: "  dsec node ls\n  dsec node ls --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -43,17 +46,25 @@ func (a *app) nodeCmd() *cobra.Command {
 					backends = append(backends, string(b))
 				}
 				rows[i] = []string{
-					n.ID, n.Hostname, fmt.Sprint(n.Ready), strings.Join(backends, ","), fmt.Sprintf("%d/%d", n.Sandboxes, n.Capacity.Slots),
+					n.ID, n.Hostname, fmt.Sprint(n.Ready), strings.Join(backends, ","), fmt.Sprintf("%d/%d", n.Sandboxes, n.Capacity.Slots), fmt.Sprint(n.Paused),
 					fmt.Sprintf("%g/%g", float64(n.Allocated.CPUMillis)/1000, float64(n.Capacity.CPUMillis)/1000),
-					size(n.Allocated.MemoryBytes) + "/" + size(n.Capacity.MemoryBytes), largest(n.Largest), size(n.FreeMemory), cmp.Or(n.Pressure, "none"), size(n.FreeDisk), n.Version, age(n.StartedAt, time.Now()),
+					size(n.Allocated.MemoryBytes) + "/" + size(n.Capacity.MemoryBytes), largest(n.Largest), size(n.FreeMemory), swapOf(n.Swap), orDash(n.Pressure), size(n.FreeDisk), n.Version, age(n.StartedAt, time.Now()),
 				}
 			}
-			return table(a.stdout, []string{"ID", "HOST", "READY", "BACKENDS", "SANDBOXES", "CPU", "MEMORY", "LARGEST", "FREE MEM", "PRESSURE", "FREE DISK", "VERSION", "UP"}, rows)
+			return table(a.stdout, []string{"ID", "HOST", "READY", "BACKENDS", "SANDBOXES", "PAUSED", "CPU", "MEMORY", "LARGEST", "FREE MEM", "SWAP", "PRESSURE", "FREE DISK", "VERSION", "UP"}, rows)
 		},
 	}
 	ls.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.AddCommand(ls)
 	return cmd
+}
+
+// swapOf is how much of a node's swap is used.
+func swapOf(s v1.Swap) string {
+	if s.TotalBytes == 0 {
+		return "none"
+	}
+	return size(s.UsedBytes) + "/" + size(s.TotalBytes)
 }
 
 // largest is what one sandbox may have.

@@ -13,8 +13,8 @@ import (
 )
 
 func (a *app) rmCmd() *cobra.Command {
-	var labels []string
-	var all, force, asJSON bool
+	var sel selection
+	var force, asJSON bool
 	cmd := &cobra.Command{
 		Use:     "rm [ID...]",
 		Aliases: []string{"delete"},
@@ -27,67 +27,35 @@ That no sandbox has the labels is no failure, but said on stderr.`,
   dsec rm --label job=eval7
   dsec rm --all
   dsec rm --all --force --json`,
-		ValidArgsFunction: a.completeSandboxes(-1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			l, err := keyValues("label", labels)
-			if err != nil {
+			if err := sel.check(args); err != nil {
 				return err
 			}
-			given := 0
-			for _, b := range []bool{len(args) > 0, len(l) > 0, all} {
-				if b {
-					given++
-				}
-			}
-			switch {
-			case given == 0:
-				return usagef("name sandboxes, or select them with --label or --all")
-			case given > 1:
-				return usagef("use only one of ids, --label and --all")
-			case all && !force && !isTerminal(a.stdin):
+			if sel.all && !force && !isTerminal(a.stdin) {
 				return usagef("--all removes every sandbox, and asks only on a terminal; confirm with --force")
 			}
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			req := v1.DeleteRequest{Labels: l}
-			refs, err := c.Resolve(cmd.Context(), args...)
+			ids, failed, err := sel.ids(cmd.Context(), c, args, "")
 			if err != nil {
 				return err
 			}
-			var unknown []v1.DeleteResult
-			for i, r := range refs {
-				if r.Err != nil {
-					unknown = append(unknown, v1.DeleteResult{ID: args[i], Error: v1.ProblemOf(r.Err)})
-				} else {
-					req.IDs = append(req.IDs, r.ID)
-				}
+			if sel.all && len(ids) == 0 {
+				a.note("there are no sandboxes")
+				return nil
 			}
-			if all {
-				for sb, err := range c.All(cmd.Context(), client.ListOptions{}) {
-					if err != nil {
-						return err
-					}
-					req.IDs = append(req.IDs, sb.ID)
-				}
-				if len(req.IDs) == 0 {
-					a.note("there are no sandboxes")
-					return nil
-				}
-				if !force && !a.confirm(fmt.Sprintf("remove %s?", count(len(req.IDs), "sandbox"))) {
-					return errors.New("nothing was removed")
-				}
+			if sel.all && !force && !a.confirm(fmt.Sprintf("remove %s?", count(len(ids), "sandbox"))) {
+				return errors.New("nothing was removed")
 			}
-			return a.remove(cmd, c, req, unknown, asJSON)
+			return a.remove(cmd, c, v1.DeleteRequest{IDs: ids, Labels: sel.labels}, failed, asJSON)
 		},
 	}
+	sel.add(a, cmd, "remove those with this label, KEY=VALUE (repeatable: all must match)", "remove every sandbox")
 	f := cmd.Flags()
-	f.StringArrayVarP(&labels, "label", "l", nil, "remove those with this label, KEY=VALUE (repeatable: all must match)")
-	f.BoolVar(&all, "all", false, "remove every sandbox")
 	f.BoolVarP(&force, "force", "f", false, "do not ask")
 	f.BoolVar(&asJSON, "json", false, "print each outcome as a line of JSON")
-	cmd.RegisterFlagCompletionFunc("label", a.completeLabels())
 	return cmd
 }
 
@@ -134,19 +102,19 @@ func (a *app) removeNamed(names []string, what string, asJSON bool, remove func(
 
 // remove prints each outcome, those of unknown ids first; the first failure is the verb's,
 // after all were tried.
-func (a *app) remove(cmd *cobra.Command, c *client.Client, req v1.DeleteRequest, unknown []v1.DeleteResult, asJSON bool) error {
+func (a *app) remove(cmd *cobra.Command, c *client.Client, req v1.DeleteRequest, failed []failedRef, asJSON bool) error {
 	bar := a.progress("remove", int64(len(req.IDs)), false)
 	defer bar.end()
 	var errAll []error
 	var unprinted error
 	n := 0
 	outcomes := func(yield func(string, error) bool) {
-		for _, u := range unknown {
-			if !yield(u.ID, u.Error.Err()) {
+		for _, f := range failed {
+			if !yield(f.ref, f.err) {
 				return
 			}
 		}
-		if len(unknown) == 0 || len(req.IDs) > 0 {
+		if len(failed) == 0 || len(req.IDs) > 0 {
 			c.DeleteMany(cmd.Context(), req)(yield)
 		}
 	}

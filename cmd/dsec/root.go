@@ -99,7 +99,7 @@ the API has it. is_infra says that it is the platform's fault, not the command's
 		&cobra.Group{ID: "manage", Title: "Images and management:"},
 	)
 	for id, cmds := range map[string][]*cobra.Command{
-		"sandbox": {a.runCmd(), a.createCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd(), a.forkCmd(), a.snapshotCmd(), a.statsCmd(), a.eventsCmd()},
+		"sandbox": {a.runCmd(), a.createCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd(), a.pauseCmd(), a.resumeCmd(), a.hintCmd(), a.forkCmd(), a.snapshotCmd(), a.topCmd(), a.statsCmd(), a.eventsCmd()},
 		"inside":  {a.execCmd(), a.shellCmd(), a.psCmd(), a.attachCmd(), a.killCmd(), a.logsCmd(), a.waitCmd(), a.cpCmd(), a.sessionCmd(), a.portsCmd(), a.portForwardCmd()},
 		"manage":  {a.upCmd(), a.downCmd(), a.doctorCmd(), a.imageCmd(), a.nodeCmd(), a.tokenCmd(), a.benchCmd(), a.versionCmd()},
 	} {

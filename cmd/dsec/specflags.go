@@ -19,7 +19,9 @@ type specFlags struct {
 	memory                       bytesValue
 	pids                         int64
 	env, envFiles, labels        []string
-	ttl                          time.Duration
+	ttl, idleTTL                 time.Duration
+	qos, onIdle                  string
+	priority                     int
 	flags                        *pflag.FlagSet
 }
 
@@ -54,6 +56,16 @@ func (s *specFlags) add(cmd *cobra.Command) {
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "label, KEY=VALUE (repeatable)")
 	cmd.RegisterFlagCompletionFunc("backend", cobra.FixedCompletions([]cobra.Completion{string(v1.BackendContainer), string(v1.BackendHollow)}, cobra.ShellCompDirectiveNoFileComp))
 	f.Var(newDuration(&s.ttl), "ttl", "remove the sandbox after this time, such as 2h")
+	f.Var(newDuration(&s.idleTTL), "idle-ttl", "time without use, such as 10m, after which --on-idle happens (default never)")
+	f.StringVar(&s.onIdle, "on-idle", "", "what happens then: stop removes it, pause frees its memory until the next request (default stop)")
+	f.StringVar(&s.qos, "qos", "", "ls: latency-sensitive, or be: best effort, gets what others leave of CPU and memory (default ls)")
+	f.IntVar(&s.priority, "priority", 0, "-1000 to 1000: of a qos, the lower one is evicted first when the node is short of memory")
+	for flag, values := range map[string][]cobra.Completion{
+		"qos":     {cobra.CompletionWithDesc(string(v1.QoSLatency), "latency-sensitive"), cobra.CompletionWithDesc(string(v1.QoSBest), "best effort")},
+		"on-idle": {cobra.CompletionWithDesc(string(v1.OnIdleStop), "remove it"), cobra.CompletionWithDesc(string(v1.OnIdlePause), "pause it until the next request")},
+	} {
+		cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
 }
 
 func (s *specFlags) spec(image string) (v1.Spec, error) {
@@ -74,5 +86,6 @@ func (s *specFlags) spec(image string) (v1.Spec, error) {
 	return v1.Spec{
 		Backend: v1.Backend(s.backend), Image: image, Workspace: s.workspace, Toolkits: s.toolkits, CPUMillis: int64(s.cpu), MemoryBytes: int64(s.memory), PIDs: s.pids,
 		User: s.user, WorkDir: s.cwd, Hostname: s.hostname, Env: env, Labels: labels, MaxTTL: v1.Seconds(s.ttl.Seconds()),
+		QoS: v1.QoS(s.qos), Priority: s.priority, IdleTTL: v1.Seconds(s.idleTTL.Seconds()), OnIdle: v1.OnIdle(s.onIdle),
 	}, nil
 }

@@ -11,25 +11,17 @@ import (
 func Create(ctx context.Context, t Target, l Load, hold bool) ([]Result, error) {
 	var b boxes
 	r, err := run(ctx, "create", t.Name(), l, func(ctx context.Context, _, _ int) (time.Duration, error) {
-		var box Box
-		d, err := timed(func() (err error) {
-			if box, err = t.Create(ctx); err != nil {
+		if !hold {
+			return cycle(ctx, t)
+		}
+		return timed(func() error {
+			box, err := t.Create(ctx)
+			if err != nil {
 				return err
 			}
-			if hold {
-				b.add(box)
-			}
+			b.add(box)
 			return box.Exec(ctx, "true")
 		})
-		if box == nil || hold {
-			return d, err
-		}
-		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
-		defer cancel()
-		if rerr := box.Remove(rctx); err == nil {
-			err = rerr
-		}
-		return d, err
 	})
 	if !hold {
 		r.Notes = append(r.Notes, "the rate includes the removal; --hold measures both apart")
@@ -40,4 +32,24 @@ func Create(ctx context.Context, t Target, l Load, hold bool) ([]Result, error) 
 		err = rerr
 	}
 	return []Result{r, rm}, err
+}
+
+// cycle creates, runs a command and removes. It returns how long the first two took.
+func cycle(ctx context.Context, t Target) (time.Duration, error) {
+	var box Box
+	d, err := timed(func() (err error) {
+		if box, err = t.Create(ctx); err != nil {
+			return err
+		}
+		return box.Exec(ctx, "true")
+	})
+	if box == nil {
+		return d, err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	if rerr := box.Remove(ctx); err == nil {
+		err = rerr
+	}
+	return d, err
 }

@@ -125,3 +125,11 @@ func timed(f func() error) (time.Duration, error) {
 	err := f()
 	return time.Since(start), err
 }
+
+// orSilent is a progress function that may be called.
+func orSilent(progress func(stage string, done, total int64)) func(stage string, done, total int64) {
+	if progress == nil {
+		return func(string, int64, int64) {}
+	}
+	return progress
+}

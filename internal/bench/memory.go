@@ -129,16 +129,25 @@ func settled(ctx context.Context, wait time.Duration) (int64, error) {
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		}
-		b, err := os.ReadFile("/proc/meminfo")
+		now, err := Available()
 		if err != nil {
-			return 0, fmt.Errorf("read available memory: %w", err)
+			return 0, err
 		}
-		kib, err := parseMetric(b, "MemAvailable:")
-		if err != nil {
-			return 0, fmt.Errorf("read available memory: %w", err)
-		}
-		all = append(all, int64(kib)*1024)
+		all = append(all, now)
 	}
 	slices.Sort(all)
 	return all[len(all)/2], nil
+}
+
+// Available is the MemAvailable of this machine, in bytes.
+func Available() (int64, error) {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, fmt.Errorf("read available memory: %w", err)
+	}
+	kib, err := parseMetric(b, "MemAvailable:")
+	if err != nil {
+		return 0, fmt.Errorf("read available memory: %w", err)
+	}
+	return int64(kib) * 1024, nil
 }

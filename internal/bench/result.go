@@ -32,6 +32,7 @@ type Result struct {
 	ErrorSamples     []string           `json:"error_samples,omitempty"`
 	Extra            map[string]float64 `json:"extra,omitempty"`
 	Notes            []string           `json:"notes,omitempty"`
+	Samples          []ServerSample     `json:"samples,omitempty"` // of the server, on the way
 	Host             Host               `json:"host"`
 
 	first error // of those counted

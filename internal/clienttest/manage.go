@@ -199,6 +199,7 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) error {
 }
 
 func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) error {
-	_, err := io.WriteString(w, "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 1.048576e+06\n")
+	_, err := io.WriteString(w, "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 1.048576e+06\n"+
+		"go_memstats_heap_inuse_bytes 524288\ngo_goroutines 10\ngo_threads 8\nprocess_open_fds 20\n")
 	return err
 }

@@ -116,11 +116,22 @@ func (s *Server) hint(w http.ResponseWriter, r *http.Request) error {
 	return answer(w, http.StatusOK, res)
 }
 
+// Freeze makes all later readings of usage one and the same, as a node's are that many look at.
+func (s *Server) Freeze() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.frozen = time.Now()
+}
+
 func (s *Server) usage(w http.ResponseWriter, r *http.Request) error {
 	l := v1.UsageList{Nodes: []v1.NodeUsage{{Node: s.theNode(), At: time.Now(), CPUMillis: 2000, MemoryBytes: 24 << 30}}}
 	n := &l.Nodes[0]
 	s.mu.Lock()
-	s.usages++
+	if s.frozen.IsZero() {
+		s.usages++
+	} else {
+		n.At = s.frozen
+	}
 	reads := s.usages
 	s.mu.Unlock()
 	n.CPUSeconds = float64(reads)

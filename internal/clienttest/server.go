@@ -49,7 +49,8 @@ type Server struct {
 	fail    map[string][]error
 	hooks   map[string]func()
 	dials   int
-	usages  int // readings of the usage of many
+	frozen  time.Time // when usage was read last, for ever; zero: it is read each time
+	usages  int       // readings of the usage of many
 }
 
 type box struct {

@@ -52,6 +52,11 @@ type Config struct {
 	Version string
 	Watcher watcher.Config
 
+	// Edges are to be ready before the first request is taken, or startTimeout to have passed: until then clients'
+	// connections wait. A server whose edge is in the same process would else know nothing, for a moment after each start, of
+	// the sandboxes that run.
+	Edges int
+
 	StreamTimeout   time.Duration // of readers of streams of lines; 0: 30 s
 	BodyTimeout     time.Duration // for a request's JSON to come; 0: 10 s
 	UploadTimeout   time.Duration // for an upload to send something; 0: apiserver's default
@@ -80,7 +85,7 @@ type Control struct {
 	failed chan error // the first failure of a part
 }
 
-// Start runs a control plane and returns once it answers requests. ctx limits the start
+// Start runs a control plane and returns once it answers requests, or will when Config.Edges are ready. ctx limits the start
 // only; Close ends what it started.
 func Start(ctx context.Context, cfg Config) (*Control, error) {
 	if cfg.Log == nil {
@@ -150,9 +155,24 @@ func (c *Control) start(ctx context.Context) error {
 	if c.listener, err = listen(ctx, c.cfg.Listen); err != nil {
 		return err
 	}
-	c.run(run, "listener", func(context.Context) error { return c.api.Serve(c.listener) })
+	c.run(run, "listener", func(ctx context.Context) error {
+		if err := c.awaitEdges(ctx); err != nil {
+			return errors.Join(err, c.listener.Close())
+		}
+		return c.api.Serve(c.listener)
+	})
 	c.cfg.Log.Info("control plane is up", "listen", c.listener.Addr().String())
 	return nil
+}
+
+// awaitEdges waits for those without which no request is taken; its error is ctx's.
+func (c *Control) awaitEdges(ctx context.Context) error {
+	wait, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := c.WaitEdge(wait, c.cfg.Edges); err != nil && ctx.Err() == nil {
+		c.cfg.Log.Warn("requests are taken without the edges that were awaited", "err", err)
+	}
+	return ctx.Err()
 }
 
 func (c *Control) openStore(ctx context.Context) error {

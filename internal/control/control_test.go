@@ -2,6 +2,7 @@ package control_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -84,6 +85,50 @@ func TestWholeControlPlaneOverARestart(t *testing.T) {
 	if status, body := post(t, c.Addr(), rootToken, "/v1/sandboxes", `{"backend":"hollow"}`); status != 503 || !strings.Contains(body, "no_node") {
 		t.Errorf("without an edge: %d %s", status, body)
 	}
+}
+
+// A request that comes before the edges that are awaited waits for them, and then meets them.
+func TestRequestsWaitForEdges(t *testing.T) {
+	c, err := control.Start(t.Context(), control.Config{Listen: "127.0.0.1:0", RootToken: rootToken, DataDir: t.TempDir(), Edges: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	conn, err := net.Dial("tcp", c.Addr().String()) // it is accepted by the kernel alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const body = `{"backend":"hollow"}`
+	if _, err := fmt.Fprintf(conn, "POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", rootToken, len(body), body); err != nil {
+		t.Fatal(err)
+	}
+	controltest.Start(t, controltest.Config{Store: c.Store()})
+	answer, err := io.ReadAll(conn)
+	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 201") {
+		t.Errorf("%q, %v", answer, err)
+	}
+}
+
+// Nothing is left of one that is closed while it waits.
+func TestCloseWhileEdgesAreAwaited(t *testing.T) {
+	c, err := control.Start(t.Context(), control.Config{Listen: "127.0.0.1:0", RootToken: rootToken, DataDir: t.TempDir(), Edges: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := c.Addr().String()
+	if err := c.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
 }
 
 func TestStartFailsClearly(t *testing.T) {

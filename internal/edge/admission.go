@@ -27,13 +27,16 @@ type admission struct {
 
 	mu       sync.Mutex
 	used     v1.Resources
-	checked  time.Time // when free was read: not on every create
+	best     v1.Resources // of used, without slots, what best-effort sandboxes have
+	checked  time.Time    // when free was read: not on every create
 	disk     int64
 	memory   int64
 	shortage *errs.Error // of what was read
 }
 
 const freeEvery = 100 * time.Millisecond
+
+func shareOf(s *v1.Spec) share { return share{need: demand(s), best: s.QoS == v1.QoSBest} }
 
 func demand(s *v1.Spec) v1.Resources {
 	return v1.Resources{Slots: 1, CPUMillis: s.CPUMillis, MemoryBytes: s.MemoryBytes}
@@ -42,7 +45,8 @@ func demand(s *v1.Spec) v1.Resources {
 // share is what one sandbox counts for. A paused one keeps its slot and gives back the rest.
 type share struct {
 	need       v1.Resources
-	slot, rest bool // which of it is counted; with admission.mu
+	best       bool // it is a best-effort one
+	slot, rest bool // which of need is counted; with admission.mu
 }
 
 // take admits one sandbox or says which resource is short.
@@ -184,8 +188,18 @@ func (a *admission) count(s *share, slot, rest bool) {
 		}
 		a.used.CPUMillis += sign * s.need.CPUMillis
 		a.used.MemoryBytes += sign * s.need.MemoryBytes
+		if s.best {
+			a.best.CPUMillis += sign * s.need.CPUMillis
+			a.best.MemoryBytes += sign * s.need.MemoryBytes
+		}
 	}
 	s.slot, s.rest = slot, rest
+}
+
+func (a *admission) bestEffort() v1.Resources {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.best
 }
 
 func (a *admission) allocated() v1.Resources {

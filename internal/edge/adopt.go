@@ -78,7 +78,7 @@ func (e *Edge) recoverOne(ctx context.Context, rec record) {
 		return
 	}
 	stood := e.recoverState(&v)
-	s := newSandbox(b, rec.Image, demand(&v.Spec), v)
+	s := newSandbox(b, rec.Image, v)
 	e.hear(s)
 	s.stood = rec.Stood + stood
 	e.countPaused("", v.State)

@@ -68,9 +68,8 @@ func (e *Edge) create(ctx context.Context, req *v1.EdgeCreate) (_ v1.Sandbox, er
 // enter admits the sandbox and puts it into the table. A sandbox of the same
 // idempotency key is returned instead, in whatever state it is.
 func (e *Edge) enter(ctx context.Context, req *v1.EdgeCreate, b backend.Backend) (s *sandbox, existing bool, err error) {
-	need := demand(&req.Spec)
 	now := e.cfg.Now()
-	s = newSandbox(b, req.Image, need, v1.Sandbox{
+	s = newSandbox(b, req.Image, v1.Sandbox{
 		ID: req.ID, Generation: 1, State: v1.StateCreating, Node: e.id, Spec: req.Spec, ForkOf: req.ForkOf, CreatedAt: now, IdempotencyKey: req.IdempotencyKey,
 		Steps: map[string]float64{},
 	})
@@ -139,6 +138,9 @@ func (e *Edge) start(s *sandbox) (v1.Sandbox, error) {
 			s.mu.Lock()
 			s.instance = instance
 			s.mu.Unlock()
+			err = idlesHow(&v.Spec, instance)
+		}
+		if err == nil {
 			handshake := time.Now()
 			_, err = s.connect(s.create)
 			report("connect", time.Since(handshake))

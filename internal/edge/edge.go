@@ -88,7 +88,8 @@ type Config struct {
 	Capacity  v1.Resources // of all sandboxes together, after overcommit
 	Largest   v1.Resources // of one sandbox; 0: as Capacity
 	Reserve   Reserve
-	Swap      Swap // of paused sandboxes; nil: nothing is told of it
+	Costs     Costs // of pauses, where hints begin
+	Swap      Swap  // of paused sandboxes; nil: nothing is told of it
 	Log       *slog.Logger
 	Now       func() time.Time
 	Random    func() uint64 // of ids and secrets
@@ -151,6 +152,8 @@ type Edge struct {
 	creates, moves           sync.WaitGroup // added to under mu, unless stopping
 
 	usages     usages
+	room       room
+	costs      *costs
 	reconciler *reconciler
 
 	packMemory memory

@@ -23,7 +23,7 @@ func TestTheLastSnapshotIsKeptForTheNext(t *testing.T) {
 	t.Parallel()
 	images := &someImages{has: map[string]bool{"sha256:last": true}}
 	e := &Edge{cfg: Config{Images: images}, sandboxes: map[string]*sandbox{}}
-	s := newSandbox(nil, &v1.Image{Digest: "sha256:base", Layers: []v1.Layer{{MetaDigest: "base"}}}, v1.Resources{}, v1.Sandbox{ID: "one"})
+	s := newSandbox(nil, &v1.Image{Digest: "sha256:base", Layers: []v1.Layer{{MetaDigest: "base"}}}, v1.Sandbox{ID: "one"})
 	e.sandboxes["one"] = s
 	check := func(when string, want ...string) {
 		t.Helper()

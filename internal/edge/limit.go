@@ -10,7 +10,7 @@ import (
 )
 
 // limit starts what ends a sandbox's time, whether it still runs then or has failed: its
-// time to live, and its lease, which begins anew when this process does. Renewals are on
+// time to live, its idle time, and its lease; the last two begin anew when this process does. Renewals are on
 // no record: a node that was away cannot know who would have renewed.
 func (e *Edge) limit(s *sandbox) {
 	s.mu.Lock()
@@ -25,6 +25,10 @@ func (e *Edge) limit(s *sandbox) {
 	if lease := s.view.Spec.Lease.Duration(); lease > 0 {
 		s.renewed = now
 		s.lease = time.AfterFunc(lease, func() { e.checkLease(s, lease) })
+	}
+	s.lastUse.Store(now.UnixNano())
+	if idle := s.view.Spec.IdleTTL.Duration(); idle > 0 {
+		s.idle = time.AfterFunc(idle, func() { e.checkIdle(s, idle) })
 	}
 }
 
@@ -61,7 +65,7 @@ func (e *Edge) renew(id string) error {
 func (s *sandbox) unlimit() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, t := range []*time.Timer{s.expiry, s.lease} {
+	for _, t := range []*time.Timer{s.expiry, s.lease, s.idle, s.ahead} {
 		if t != nil {
 			t.Stop()
 		}

@@ -57,6 +57,8 @@ func (e *Edge) pack(ctx context.Context, s *sandbox, p packing) (v1.Image, error
 		return v1.Image{}, err
 	}
 	defer done()
+	s.begin()
+	defer s.onEnd()
 	s.mu.Lock()
 	v, instance := s.view, s.instance
 	s.mu.Unlock()

@@ -3,7 +3,6 @@ package edge
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"dsec/aether"
@@ -162,11 +161,16 @@ func (s *sandbox) pausableNow(seen *use) (m *move, done bool, err error) {
 
 // runPause does a pause that has begun, with the sandbox's token.
 func (e *Edge) runPause(s *sandbox, m *move, instance backend.Pauser, at time.Time) {
+	start := time.Now()
 	paused, err := instance.Pause(m.ctx)
 	if err == nil {
+		e.costs.paused(paused.FreedBytes, time.Since(start))
 		if err = e.transition(s, v1.StatePaused, func(v *v1.Sandbox) { v.Pauses++ }); err == nil {
 			e.admit.rest(&s.share)
 			m.freed = paused.FreedBytes
+			s.mu.Lock()
+			s.freed = paused.FreedBytes
+			s.mu.Unlock()
 			s.finish(m, nil)
 			return
 		}
@@ -202,8 +206,13 @@ func (e *Edge) moved(s *sandbox, to v1.State, stood time.Duration) error {
 	err := e.become(s, to, func(v *v1.Sandbox) { v.PausedAt, v.PauseReason = nil, "" })
 	if err != nil {
 		s.stood = before
+		return err
 	}
-	return err
+	s.lastUse.Store(e.cfg.Now().UnixNano())
+	if idle := s.view.Spec.IdleTTL.Duration(); s.idle != nil && idle > 0 {
+		s.idle.Reset(idle)
+	}
+	return nil
 }
 
 // wake lets a sandbox that is paused, or about to be, run again, and returns when it runs. However
@@ -275,7 +284,7 @@ func (e *Edge) resume(s *sandbox, m *move, instance backend.Pauser) error {
 		return errs.Wrap(errs.DeadlineExceeded, "edge.resume", "wait for the end of the sandbox's snapshot", m.ctx.Err())
 	}
 	if err := e.admit.rejoin(&s.share); err != nil {
-		return err
+		return e.inItsPlace(err)
 	}
 	if err := e.transition(s, v1.StateResuming, nil); err != nil {
 		return e.cutOff(s)
@@ -284,6 +293,7 @@ func (e *Edge) resume(s *sandbox, m *move, instance backend.Pauser) error {
 	if at := s.snapshot().PausedAt; at != nil {
 		stood = max(0, e.cfg.Now().Sub(*at))
 	}
+	start := time.Now()
 	// What the guest hears of first waits for it in its socket.
 	nctx, stop := context.WithCancel(m.ctx)
 	defer stop()
@@ -307,7 +317,10 @@ func (e *Edge) resume(s *sandbox, m *move, instance backend.Pauser) error {
 	if err := e.moved(s, v1.StateRunning, stood); err != nil {
 		return e.cutOff(s)
 	}
-	s.lastUse.Store(e.cfg.Now().UnixNano())
+	s.mu.Lock()
+	freed := s.freed
+	s.mu.Unlock()
+	e.costs.resumed(freed, time.Since(start))
 	return nil
 }
 
@@ -435,39 +448,15 @@ func (e *Edge) serveMoves(ctx context.Context, st *aether.Stream, do func(contex
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	var mu sync.Mutex // one word at a time
-	slots := make(chan struct{}, moveParallel)
-	for _, id := range req.IDs {
-		slots <- struct{}{}
-		if ctx.Err() != nil {
-			<-slots
-			break
+	return &msg.Empty{}, tellEach(ctx, st, req.IDs, moveParallel, func(ctx context.Context, id string) v1.EdgePaused {
+		start := time.Now()
+		r, err := do(ctx, id, req.Why)
+		r.ID, r.TookMS, r.Error = id, milliseconds(time.Since(start)), v1.ProblemOf(err)
+		answer := v1.EdgePaused{PauseResult: r}
+		if s := e.get(id); s != nil {
+			v := s.snapshot()
+			answer.State, answer.Sandbox = v.State, &v
 		}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			start := time.Now()
-			r, err := do(ctx, id, req.Why)
-			r.ID, r.TookMS = id, milliseconds(time.Since(start))
-			if err != nil {
-				r.Error = v1.ProblemOf(err)
-			}
-			if s := e.get(id); s != nil {
-				r.State = s.snapshot().State
-			}
-			d, err := document(r)
-			mu.Lock()
-			defer mu.Unlock()
-			if err == nil {
-				err = st.SendMessage(ctx, d)
-			}
-			if err != nil {
-				cancel(err) // nobody is there any more
-			}
-		})
-	}
-	wg.Wait()
-	return &msg.Empty{}, context.Cause(ctx)
+		return answer
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"dsec/aether/msg"
 	v1 "dsec/api/v1"
 	"dsec/api/v1/errs"
+	"dsec/internal/backend"
 )
 
 // moves calls sandbox.pause or sandbox.resume.
@@ -469,5 +471,177 @@ func TestStopLeavesNothingHalf(t *testing.T) {
 	e = b.start()
 	if v := b.get(b.control(e), id); v.State != v1.StateRunning {
 		t.Errorf("after the second restart: %s", v.State)
+	}
+}
+
+// A sandbox that nobody uses is removed or paused after its idle time; what runs in it by itself, and
+// streams, are use.
+func TestIdle(t *testing.T) {
+	t.Parallel()
+	for _, on := range []v1.OnIdle{v1.OnIdleStop, v1.OnIdlePause} {
+		t.Run(string(on), func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			back := newStandings(b)
+			var commands atomic.Int32
+			back.activity = func(string) (*msg.Activity, error) { return &msg.Activity{Commands: uint32(commands.Load())}, nil }
+			e := b.start()
+			c := b.control(e)
+			const ttl = time.Hour
+			v := b.mustCreate(c, e, func(r *v1.EdgeCreate) { r.Spec.IdleTTL, r.Spec.OnIdle = v1.Seconds(ttl.Seconds()), on })
+			s := e.get(v.ID)
+			runs := func(when string) {
+				t.Helper()
+				e.checkIdle(s, ttl)
+				if state := s.snapshot().State; state != v1.StateRunning {
+					t.Fatalf("%s it is %s", when, state)
+				}
+			}
+			after := func(d time.Duration) { b.now.Add(int64(d)) }
+			after(ttl / 2)
+			runs("before its time")
+			// Looks are no use, commands are.
+			if err := exec(t.Context(), c, v.ID); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "it ended", func() bool { return s.seen().open == 0 })
+			after(ttl - time.Minute)
+			runs("less than its time after a command")
+			if err := c.Call(t.Context(), v.ID, "guest.info", &msg.Empty{}, nil); err != nil {
+				t.Fatal(err)
+			}
+			st, err := c.Open(t.Context(), v.ID, "process.attach", &msg.AttachRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the stream is joined", func() bool { return s.seen().open == 1 })
+			after(2 * ttl)
+			runs("with a stream")
+			st.Cancel()
+			eventually(t, "it ended", func() bool { return s.seen().open == 0 })
+			after(ttl / 2)
+			runs("soon after a stream")
+			commands.Store(1)
+			after(2 * ttl)
+			runs("while a command runs in it")
+			commands.Store(0)
+			after(lookAgain(ttl))
+			runs("soon after that")
+			after(ttl - 2*lookAgain(ttl))
+			if err := c.Call(t.Context(), v.ID, "guest.info", &msg.Empty{}, nil); err != nil {
+				t.Fatal(err)
+			}
+			after(2 * lookAgain(ttl))
+			e.checkIdle(s, ttl)
+			if on == v1.OnIdleStop {
+				if _, err := call[v1.Sandbox](t, c, "sandbox.get", &msg.SandboxRequest{Id: v.ID}); errs.Of(err).Details["end_reason"] != string(v1.EndIdle) {
+					t.Errorf("after its time: %v", err)
+				}
+				return
+			}
+			if v := b.get(c, v.ID); v.State != v1.StatePaused || v.PauseReason != v1.PauseIdle {
+				t.Fatalf("after its time: %+v", v)
+			}
+			after(10 * ttl)
+			e.checkIdle(s, ttl) // of a timer that fires late
+			if err := exec(t.Context(), c, v.ID); err != nil {
+				t.Fatal(err)
+			}
+			after(ttl / 2)
+			runs("after it was resumed")
+		})
+	}
+	t.Run("cannot", func(t *testing.T) {
+		t.Parallel()
+		b := newBed(t)
+		b.wrap = func(be backend.Backend) backend.Backend { return newBusy(t, be) } // whose instances cannot be paused
+		e := b.start()
+		_, err := b.create(b.control(e), e, func(r *v1.EdgeCreate) { r.Spec.IdleTTL, r.Spec.OnIdle = 60, v1.OnIdlePause })
+		if !errors.Is(err, errs.NotSupported) || errs.Of(err).Details["field"] != "on_idle" {
+			t.Errorf("on_idle pause: %v", err)
+		}
+		if n := e.Node(); n.Sandboxes != 0 || n.Allocated != (v1.Resources{}) {
+			t.Errorf("%+v", n)
+		}
+	})
+}
+
+// An idle timer that has decided and a request that comes then do not both win.
+func TestIdleAndRequestRace(t *testing.T) {
+	t.Parallel()
+	for _, on := range []v1.OnIdle{v1.OnIdleStop, v1.OnIdlePause} {
+		b := newBed(t)
+		newStandings(b)
+		e := b.start()
+		c := b.control(e)
+		for range 50 {
+			v := b.mustCreate(c, e, func(r *v1.EdgeCreate) { r.Spec.IdleTTL, r.Spec.OnIdle = 3600, on })
+			s := e.get(v.ID)
+			b.now.Add(int64(2 * time.Hour))
+			var wg sync.WaitGroup
+			wg.Go(func() { e.checkIdle(s, time.Hour) })
+			if err := exec(t.Context(), c, v.ID); err != nil && (on == v1.OnIdlePause || !errors.Is(err, errs.SandboxGone)) {
+				t.Errorf("%s: %v", on, err)
+			}
+			wg.Wait()
+		}
+	}
+}
+
+// A paused sandbox counts with its slot alone, and must fit again to run. If it does not, the refusal
+// says what is short and who would make room.
+func TestResumeMustFit(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	newStandings(b)
+	b.capacity = v1.Resources{Slots: 4, CPUMillis: 1 << 40, MemoryBytes: 2 * v1.DefaultMemoryBytes}
+	e := b.start()
+	c := b.control(e)
+	first := b.mustCreate(c, e, nil).ID
+	b.mustPause(c, first)
+	busy := b.mustCreate(c, e, nil).ID
+	best := b.mustCreate(c, e, func(r *v1.EdgeCreate) { r.Spec.QoS = v1.QoSBest }).ID
+	st, err := c.Open(t.Context(), busy, "process.attach", &msg.AttachRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Cancel()
+	eventually(t, "the stream is joined", func() bool { return e.get(busy).seen().open == 1 })
+	for _, err := range []error{exec(t.Context(), c, first), b.moves(c, "sandbox.resume", first)[first].Error.Err()} {
+		x := errs.Of(err)
+		if x.Code != errs.NodeFull || x.Sandbox != first || x.Details["resource"] != "memory_bytes" || x.Details["idle"] != best || x.RetryAfter <= 0 ||
+			x.Details["idle_memory_bytes"] != fmt.Sprint(v1.DefaultMemoryBytes) || x.Details["be_memory_bytes"] != fmt.Sprint(v1.DefaultMemoryBytes) {
+			t.Errorf("%+v", x)
+		}
+	}
+	if v := b.get(c, first); v.State != v1.StatePaused {
+		t.Errorf("it is %s", v.State)
+	}
+	// Paused ones keep their slots.
+	b.mustPause(c, best)
+	b.mustPause(c, busy)
+	b.mustCreate(c, e, nil)
+	if _, err := b.create(c, e, nil); errs.Of(err).Details["resource"] != "slots" {
+		t.Errorf("a fifth in four slots: %v", err)
+	}
+	if err := exec(t.Context(), c, first); err != nil {
+		t.Errorf("with room: %v", err)
+	}
+	// A restart counts the same.
+	st.Cancel()
+	before := e.Node()
+	if err := e.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	e = b.start()
+	if n := e.Node(); n.Allocated != before.Allocated || n.Paused != 2 {
+		t.Errorf("before %+v, after %+v", before, n)
+	}
+	c = b.control(e)
+	b.mustPause(c, first)
+	b.free.Store(1 << 20)
+	b.now.Add(int64(time.Minute))
+	if err := exec(t.Context(), c, busy); errs.Of(err).Details["resource"] != "free_memory" {
+		t.Errorf("on a node without free memory: %v", err)
 	}
 }

@@ -67,7 +67,11 @@ type sandbox struct {
 	expiry   *time.Timer
 	lease    *time.Timer
 	renewed  time.Time // when its lease was
-	oomTold  int64     // its OOM kills that watchers were told of
+	idle     *time.Timer
+	ahead    *time.Timer // resumes it ahead of the call that a hint told of
+	freed    int64       // what its last pause moved out, as far as this process knows
+	working  bool        // when its guest was asked last, it worked by itself
+	oomTold  int64       // its OOM kills that watchers were told of
 
 	meter meter
 
@@ -77,9 +81,9 @@ type sandbox struct {
 }
 
 // newSandbox returns a sandbox that lives until stop.
-func newSandbox(b backend.Backend, img *v1.Image, need v1.Resources, view v1.Sandbox) *sandbox {
+func newSandbox(b backend.Backend, img *v1.Image, view v1.Sandbox) *sandbox {
 	s := &sandbox{
-		backend: b, image: img, share: share{need: need}, view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
+		backend: b, image: img, share: shareOf(&view.Spec), view: view, cancel: func() {}, created: make(chan struct{}), removed: make(chan struct{}), packs: make(chan struct{}, 1),
 		oomTold: view.OOMKills,
 	}
 	s.awake.Store(view.State == v1.StateRunning)
@@ -257,16 +261,10 @@ func notRunning(v v1.Sandbox) error {
 	return e
 }
 
-// endings say why a sandbox is removed.
-var endings = map[v1.EndReason]string{
-	v1.EndRequest: "somebody asked for it", v1.EndTTL: "it reached its time to live", v1.EndLease: "nobody renewed its lease",
-	v1.EndIdle: "nobody used it for its idle time", v1.EndEvicted: "its node was short of memory",
-}
-
 // goneNow is the error of whatever the removal of v meets.
 func goneNow(v v1.Sandbox) *errs.Error {
 	text := "the sandbox is removed"
-	if why := endings[v.EndReason]; why != "" {
+	if why := v.EndReason.Words(); why != "" {
 		text += ": " + why
 	}
 	e := errs.New(errs.SandboxGone, "edge.remove", text)

@@ -52,6 +52,7 @@ func (e *Edge) handlers() map[string]aether.Handler {
 		"sandbox.renew":       control(aether.Unary(e.serveRenew)),
 		"sandbox.pause":       control(e.servePause),
 		"sandbox.resume":      control(e.serveResume),
+		"sandbox.hint":        control(aether.Unary(e.serveHint)),
 		"sandbox.delete":      control(aether.Unary(e.serveDelete)),
 		"sandbox.delete_many": control(e.serveDeleteMany),
 		"sandbox.usage":       control(e.serveUsage),

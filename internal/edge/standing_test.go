@@ -227,6 +227,9 @@ func (i *standingInstance) Pause(ctx context.Context) (backend.Paused, error) {
 	}
 	if err != nil {
 		i.g.freeze(false)
+		if errors.Is(err, errs.SwapFull) {
+			return backend.Paused{}, err
+		}
 		return backend.Paused{}, errs.Wrap(errs.RequestCanceled, "test.pause", "pause", err)
 	}
 	i.g.pauses.Add(1)

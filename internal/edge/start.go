@@ -29,6 +29,7 @@ func Start(ctx context.Context, cfg Config) (_ *Edge, err error) {
 		cfg: cfg, started: cfg.Now(), backends: map[v1.Backend]backend.Backend{}, stop: make(chan struct{}), removing: make(chan struct{}, removals), merging: make(chan struct{}, 1), pausing: make(chan struct{}, pauseParallel),
 		sandboxes: map[string]*sandbox{}, keys: map[string]string{}, temps: map[string]int{},
 		admit: &admission{capacity: cfg.Capacity, largest: cfg.Largest, reserve: cfg.Reserve, free: cfg.FreeSpace, other: cfg.Shortage, now: cfg.Now},
+		costs: newCosts(cfg.Costs),
 		feed:  newFeed(feedSize, uint64(cfg.Now().UnixMicro())), // above every number of an earlier process
 	}
 	e.pressure = e.newPressure()

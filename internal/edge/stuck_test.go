@@ -85,7 +85,7 @@ func TestRemovalThatWaitedTooLongIsTriedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer j.close()
-		s := newSandbox(easy{}, nil, v1.Resources{}, v1.Sandbox{ID: "x", State: v1.StateCreating})
+		s := newSandbox(easy{}, nil, v1.Sandbox{ID: "x", State: v1.StateCreating})
 		e := &Edge{
 			cfg: Config{Now: time.Now, Log: slog.New(slog.DiscardHandler)}, journal: j, admit: &admission{}, feed: newFeed(8, 0),
 			stop: make(chan struct{}), removing: make(chan struct{}, 1), sandboxes: map[string]*sandbox{"x": s}, keys: map[string]string{},

@@ -113,6 +113,7 @@ func (e *Edge) usageOf(ctx context.Context, id string) v1.SandboxUsage {
 		var u v1.Usage
 		if u, err = read(ctx); err == nil {
 			s.fill(&u, e.cfg.Now())
+			s.fill(&u, e.cfg.Now())
 			out.Usage = &u
 			return out
 		}

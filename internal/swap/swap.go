@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -87,8 +88,9 @@ type kernel interface {
 type Space struct {
 	cfg Config
 
-	mu      sync.Mutex
-	ready   bool
+	ready atomic.Bool // the device is in use
+
+	mu      sync.Mutex    // also held while the device is made or removed
 	taken   int64         // by those whose pages are on their way
 	changed chan struct{} // closed when taken falls
 }
@@ -153,7 +155,7 @@ func (s *Space) put(bytes int64) {
 
 // prepare sees that there is swap. s.mu is held.
 func (s *Space) prepare() error {
-	if s.ready {
+	if s.ready.Load() {
 		return nil
 	}
 	plan, err := s.plan()
@@ -168,7 +170,7 @@ func (s *Space) prepare() error {
 	case Host: // which somebody may switch off: looked at again each time
 		return nil
 	}
-	s.ready = err == nil
+	s.ready.Store(err == nil)
 	return err
 }
 
@@ -238,16 +240,14 @@ func freeDisk(dir string) (int64, error) {
 }
 
 // Stat tells how large the swap is, before a device of the node's own is made with what that will add, and how much
-// of it is used. Others of the machine use it, too. With nothing to pause to it is nothing.
+// of it is used. Others of the machine use it, too. With nothing to pause to it is nothing. It waits for nobody.
 func (s *Space) Stat() v1.Swap {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	total, free, _, err := s.cfg.kernel.machine()
 	if err != nil {
 		return v1.Swap{}
 	}
 	used := total - free
-	if !s.ready {
+	if !s.ready.Load() {
 		plan, err := s.plan()
 		if err != nil {
 			return v1.Swap{}
@@ -304,7 +304,7 @@ func (s *Space) active() map[string]bool {
 func (s *Space) Remove(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ready = false
+	s.ready.Store(false)
 	err := errors.Join(s.removeFile(ctx), s.removeZram(ctx))
 	if err != nil {
 		return errs.Wrap(errs.InternalError, phase, "remove the node's swap", err)

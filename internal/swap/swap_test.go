@@ -350,3 +350,36 @@ func TestRealFileSystemWithoutSwap(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A probe tells what a pause would find, and leaves nothing.
+func TestProbe(t *testing.T) {
+	t.Parallel()
+	above := t.TempDir()
+	dir := filepath.Join(above, "swap")
+	probe := func(k *fake, o Option) (Report, error) {
+		t.Helper()
+		r, err := Probe(t.Context(), Config{Dir: dir, Option: o, kernel: k})
+		if left, lerr := filepath.Glob(filepath.Join(above, "*.probe")); lerr != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, lerr)
+		}
+		return r, err
+	}
+	if r, err := probe(&fake{host: []area{{path: "/swapfile", total: 8 << 20}}}, Option{}); err != nil || r.Option.Kind != Host || r.Swap.TotalBytes != 8<<20 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if r, err := probe(&fake{}, Option{Kind: File, Bytes: 4 << 20}); err != nil || r.Made || r.Option.Bytes != 4<<20 || r.Swap.TotalBytes != 4<<20 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if _, err := probe(&fake{}, Option{Kind: File, Bytes: 1 << 60}); !errors.Is(err, errs.SwapFull) {
+		t.Errorf("%v", err)
+	}
+	if _, err := probe(&fake{fails: unix.EINVAL}, Option{}); !errors.Is(err, errs.NotSupported) {
+		t.Errorf("%v", err)
+	}
+	k := &fake{}
+	take(t, space(t, dir, k, Option{Kind: File, Bytes: 4 << 20}), 1)()
+	k.fails = unix.EIO // it is not tried
+	if r, err := probe(k, Option{Kind: File, Bytes: 4 << 20}); err != nil || !r.Made {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

@@ -241,7 +241,7 @@ func (n *node) start(ctx context.Context) (token string, err error) {
 		return "", err
 	}
 	n.control, err = control.Start(ctx, control.Config{
-		Listen: n.opts.Listen, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
+		Listen: n.opts.Listen, Edges: 1, RootToken: token, DataDir: n.path("etcd"), TLS: n.opts.TLS,
 		Objects: control.Objects{Store: n.objects, Name: o.name(n.opts.Data), Own: o.Store == "", Behind: o.behind(n.opts.Data)},
 		Metrics: n.metrics, Log: n.opts.Log, Version: n.opts.Version, CollapseBelow: n.opts.Collapse,
 		BuildCacheAge: n.opts.BuildCacheAge, BuildCacheBytes: n.opts.BuildCache,
@@ -355,6 +355,7 @@ func (n *node) edgeConfig(backends []backend.Backend, s store.Store) edge.Config
 		},
 		Largest: v1.Resources{CPUMillis: int64(runtime.NumCPU()) * 1000, MemoryBytes: memory}, // more would never be there
 		Reserve: edge.Reserve{MemoryBytes: n.opts.ReserveMemory, DiskBytes: n.opts.ReserveDisk},
+		Costs:   edge.Costs{Memory: memory},
 		Log:     n.opts.Log, Now: time.Now, Random: random,
 		Memory: func() (pressure.Reading, error) {
 			free, _, err := memoryInfo()

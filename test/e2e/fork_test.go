@@ -30,7 +30,7 @@ func stored(t *testing.T, source string) (n int) {
 // with the last of them.
 func TestFork(t *testing.T) {
 	t.Parallel()
-	id := begin(t, "--env", "WHO=source", "--hostname", "origin", "--label", "fork=of", "--memory", "300m", bed.Image)
+	id := begin(t, "--env", "WHO=source", "--hostname", "origin", "--label", "fork=of", "--memory", "300m", "--qos", "be", "--priority", "3", "--idle-ttl", "1h", "--on-idle", "pause", bed.Image)
 	sh(t, id, "echo shared >/file; echo secret >/key")
 	shared.Must(t, "exec", "--detach", "--tag", "clock", id, "--", "sh", "-c", "while :; do echo x >>/clock; usleep 1000; done")
 	sh(t, id, "until test -s /clock; do usleep 1000; done")
@@ -45,7 +45,8 @@ func TestFork(t *testing.T) {
 	first := sh(t, id, "wc -c </clock")
 	machines := map[string]bool{sh(t, id, "cat /etc/machine-id"): true}
 	for _, c := range children {
-		if c.ForkOf != id || c.Spec.MemoryBytes != 300<<20 || c.Spec.Labels["fork"] != "of" {
+		if c.ForkOf != id || c.Spec.MemoryBytes != 300<<20 || c.Spec.Labels["fork"] != "of" ||
+			c.Spec.QoS != v1.QoSBest || c.Spec.Priority != 3 || c.Spec.IdleTTL != 3600 || c.Spec.OnIdle != v1.OnIdlePause {
 			t.Errorf("child %+v", c)
 		}
 		got := strings.Split(sh(t, c.ID, "cat /etc/machine-id /file; hostname; echo $WHO; ls /key 2>/dev/null || ls /clock"), "\n")

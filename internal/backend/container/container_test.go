@@ -39,8 +39,12 @@ func (l layers) Acquire(context.Context, *v1.Image) ([]int, func(), error) {
 type node struct {
 	dir, writable, group string
 	layers               layers
+	swapDir              string
 	swap                 *swap.Space
 }
+
+// swapBytes is the size of a node's swap.
+const swapBytes = 768 << 20
 
 var groups atomic.Int64
 
@@ -63,7 +67,8 @@ func newNode(t testing.TB) *node {
 		t.Errorf("scratch is still in use: %v", err)
 	})
 	n.layers.fd = busybox(t, dir)
-	if n.swap, err = swap.New(swap.Config{Dir: filepath.Join(dir, "swap"), Option: swap.Option{Kind: swap.File, Bytes: 768 << 20}}); err != nil {
+	n.swapDir = filepath.Join(dir, "swap")
+	if n.swap, err = swap.New(swap.Config{Dir: n.swapDir, Option: swap.Option{Kind: swap.File, Bytes: swapBytes}}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -176,20 +181,25 @@ func TestConformance(t *testing.T) {
 
 // box is one running sandbox.
 type box struct {
-	t *testing.T
+	t testing.TB
 	*aether.Conn
 	backend.Instance
 }
 
 func newBox(t *testing.T, change func(*backend.Spec)) *box {
 	t.Helper()
-	n := newNode(t)
-	b := n.open(t)
+	b := newNode(t).open(t)
+	t.Cleanup(func() { b.Close() })
+	return boxOn(t, b, change)
+}
+
+// boxOn makes a sandbox on a node of which there may be more.
+func boxOn(t testing.TB, b *Backend, change func(*backend.Spec)) *box {
+	t.Helper()
 	s := spec(v1.SandboxID("testaa", 1, uint64(groups.Add(1))))
 	if change != nil {
 		change(&s)
 	}
-	t.Cleanup(func() { b.Close() })
 	i, err := b.Create(t.Context(), s, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -239,11 +239,10 @@ func (i *instance) Resume(ctx context.Context, _ time.Duration) error {
 	return nil
 }
 
-// thaw ends a sandbox's pause.
+// thaw ends a sandbox's pause. One that would go on swapping stays paused.
 func (b *Backend) thaw(id string) error {
-	err := b.cgroups.CloseSwap(id)
-	if err != nil {
-		err = errs.Wrap(errs.InternalError, "container.resume", "keep the sandbox from swapping", err)
+	if err := b.cgroups.CloseSwap(id); err != nil {
+		return errs.Wrap(errs.InternalError, "container.resume", "keep the sandbox from swapping", err)
 	}
-	return errors.Join(err, b.cgroups.Freezer(id).Thaw())
+	return b.cgroups.Freezer(id).Thaw()
 }

@@ -73,7 +73,7 @@ func (s *Server) sandboxRoutes() {
 		id: "pause-sandboxes", method: http.MethodPost, path: "/v1/sandboxes/pause", tag: tag, right: v1.RightSandbox,
 		summary: "Pause several sandboxes",
 		text: "By their ids, or all that have the labels. A line for each, in the order in which they end; those of a job are paused by one call. " +
-			"A client that goes away ends it: what is paused stays so.",
+			"A client that goes away ends it: what has begun by then is paused all the same.",
 		line: v1.PauseResult{},
 	}, s.pauseMany)
 	handleStream(s, op{
@@ -84,7 +84,7 @@ func (s *Server) sandboxRoutes() {
 		id: "pause-sandbox", method: http.MethodPost, path: "/v1/sandboxes/{id}/pause", tag: tag, right: v1.RightSandbox, body: -1,
 		summary: "Pause a sandbox",
 		text: "Its processes stand still, and their memory is moved out. Any operation in it resumes it first. One that is paused stays so, which is a success. " +
-			"Answers when its memory is free; a client that goes away before lets it run on.",
+			"Answers when its memory is free.",
 		errors: append([]errs.Code{errs.StateConflict, errs.SwapFull, errs.NotSupported, errs.BackendUnusable, errs.ShuttingDown}, ofSandbox...),
 	}, s.pauseOne)
 	handle(s, op{

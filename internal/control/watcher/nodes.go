@@ -270,7 +270,8 @@ func (r *Registry) applyEdge(doc v1.Node, ev v1.EdgeEvent) {
 		load.ID, load.Epoch, load.Address = n.node.ID, n.node.Epoch, n.node.Address
 		n.node = load
 	}
-	n.connected = true
+	// Of one that has just begun to tell what it has, lists would show a part.
+	n.connected = n.connected || n.reset == nil
 	n.show()
 	if n.ready() != was {
 		r.emitNode(n)

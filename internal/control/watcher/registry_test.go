@@ -187,6 +187,27 @@ func TestResetInParts(t *testing.T) {
 	}
 }
 
+// A node is ready when it has told all, or whoever waits for it would see a part of its sandboxes.
+func TestNodeIsReadyOnceItHasToldAll(t *testing.T) {
+	t.Parallel()
+	f := newFixture(Config{})
+	f.streamClosed(f.node)
+	ready := func(when string, want bool) {
+		t.Helper()
+		if n, err := f.Node(testNode); err != nil || n.Ready != want {
+			t.Errorf("%s: ready %v, %v", when, n.Ready, err)
+		}
+	}
+	f.streamOpened(f.node, false)
+	ready("at first", false)
+	f.tell(v1.EdgeEvent{Seq: 9, Reset: true, More: true, Node: &f.node, Sandboxes: []v1.Sandbox{box(0, 1, v1.StateRunning, nil)}})
+	ready("after a part", false)
+	f.tell(v1.EdgeEvent{Seq: 9, Sandboxes: []v1.Sandbox{box(1, 1, v1.StateRunning, nil)}})
+	ready("after the last part", true)
+	f.tell(v1.EdgeEvent{Seq: 20, Reset: true, More: true})
+	ready("when it tells all again", true)
+}
+
 func TestLocate(t *testing.T) {
 	t.Parallel()
 	f := newFixture(Config{RemovedKept: 2})

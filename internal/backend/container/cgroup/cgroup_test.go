@@ -209,6 +209,83 @@ func TestNoSwap(t *testing.T) {
 	}
 }
 
+// A pause opens swap and closes it again, and frees what it can, with the files of either version.
+func TestPauseFiles(t *testing.T) {
+	t.Parallel()
+	const stat = "anon 3\ninactive_anon 4096\nactive_anon 8192\nunevictable 1\n"
+	root, self := fakeV1(t)
+	box := filepath.Join(root, "memory/dsec/box")
+	v1 := open(t, root, self, "dsec", map[string]string{
+		"cpu/dsec/cpu.shares": "", "memory/dsec/" + swappinessV1: "60", "memory/dsec/" + swapLimitV1: "", "memory/dsec/box/" + swappinessV1: "000",
+		"memory/dsec/box/memory.usage_in_bytes": "8192\n", "memory/dsec/box/" + swapUsageV1: "12288\n", "memory/dsec/box/" + kernelUsedV1: "4096\n",
+		"memory/dsec/box/memory.stat": stat + "writeback 4096\n", "memory/dsec/box/" + memoryLimitV1: "9", "memory/dsec/box/" + reclaimV1: "",
+	})
+	if got := read(t, filepath.Join(root, "memory/dsec", swappinessV1)); got[:1] != "0" { // a plain file keeps the rest
+		t.Errorf("v1: all groups begin with %q", got)
+	}
+	root, self = fakeV2(t, "cpu memory pids\n")
+	box2 := filepath.Join(root, "dsec/box")
+	v2 := open(t, root, self, "dsec", map[string]string{
+		"dsec/cgroup.procs": "", "dsec/cpu.weight": "", "dsec/" + swapLimitV2: "", "dsec/box/" + swapLimitV2: "000", "dsec/box/memory.current": "8192\n", "dsec/box/memory.max": "1048576\n",
+		"dsec/box/memory.stat": stat + "file_writeback 4096\n", "dsec/box/" + reclaimV2: "",
+	})
+	for _, c := range []struct {
+		h                                      *Hierarchy
+		swap, opened, closed, freed, freedWith string
+	}{
+		{v1, filepath.Join(box, swappinessV1), "100", "0", filepath.Join(box, memoryLimitV1), "0"},
+		{v2, filepath.Join(box2, swapLimitV2), "1048576", "0", filepath.Join(box2, reclaimV2), "8192"},
+	} {
+		if err := c.h.CanSwap(); err != nil {
+			t.Error(err)
+		}
+		if err := c.h.OpenSwap("box"); err != nil {
+			t.Fatal(err)
+		}
+		if got := read(t, c.swap); got != c.opened {
+			t.Errorf("%s: %q", c.swap, got)
+		}
+		if err := c.h.CloseSwap("box"); err != nil {
+			t.Fatal(err)
+		}
+		if got := read(t, c.swap); got[:1] != c.closed {
+			t.Errorf("%s: %q", c.swap, got)
+		}
+		if err := c.h.CloseSwap("gone"); err != nil {
+			t.Error(err)
+		}
+		if err := c.h.OpenSwap("gone"); err == nil {
+			t.Error("no error")
+		}
+		if err := c.h.Reclaim("box"); err != nil {
+			t.Fatal(err)
+		}
+		if got := read(t, c.freed); got != c.freedWith {
+			t.Errorf("%s: %q", c.freed, got)
+		}
+		if m, err := c.h.Memory("box"); err != nil || m != (Memory{Anonymous: 12288, Writing: 4096}) {
+			t.Errorf("%+v, %v", m, err)
+		}
+		if n, err := c.h.MemoryUsed("box"); err != nil || n != 8192 {
+			t.Errorf("%d, %v", n, err)
+		}
+	}
+	// Where the kernel does not count its own, a limit might be kept: the group is emptied instead.
+	if err := os.WriteFile(filepath.Join(box, kernelUsedV1), []byte("0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := v1.Reclaim("box"); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, filepath.Join(box, reclaimV1)); got != "0" {
+		t.Errorf("%q", got)
+	}
+	root, self = fakeV1(t)
+	if err := open(t, root, self, "dsec", map[string]string{"cpu/dsec/cpu.shares": ""}).CanSwap(); err == nil || !strings.Contains(err.Error(), "swapaccount") {
+		t.Errorf("a kernel that does not count swap: %v", err)
+	}
+}
+
 func TestV2WithoutAControllerSaysWhich(t *testing.T) {
 	t.Parallel()
 	root, self := fakeV2(t, "cpu pids\n")

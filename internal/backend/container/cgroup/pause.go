@@ -21,10 +21,15 @@ const (
 	reclaimV2    = "memory.reclaim" // kernel 5.19
 )
 
-// OpenSwap lets group name's memory go to swap.
+// OpenSwap lets group name's memory go to swap. With v1 its limit is of both together; with v2 it may have as
+// much there as in memory, so that pauses that follow each other do not add up.
 func (h *Hierarchy) OpenSwap(name string) error {
 	if h.v2 {
-		return write(filepath.Join(h.dir("memory"), name, swapLimitV2), "max")
+		limit, err := os.ReadFile(filepath.Join(h.dir("memory"), name, "memory.max"))
+		if err != nil {
+			return err
+		}
+		return write(filepath.Join(h.dir("memory"), name, swapLimitV2), strings.TrimSpace(string(limit)))
 	}
 	return write(filepath.Join(h.dir("memory"), name, swappinessV1), "100")
 }

@@ -145,14 +145,10 @@ func (a *adviser) process(ctx context.Context, pid, fd int) error {
 	a.in.Reset(maps)
 	a.ranges, a.bytes = a.ranges[:0], 0
 	for ; a.left > 0; a.left-- {
-		text, err := a.in.ReadSlice('\n')
-		if err == io.EOF || errors.Is(err, unix.ESRCH) {
+		l, err := next(a.in)
+		if errors.Is(err, io.EOF) || errors.Is(err, unix.ESRCH) {
 			break
 		}
-		if err != nil {
-			return fmt.Errorf("read the ranges of process %d: %w", pid, err)
-		}
-		l, err := parse(text)
 		if err != nil {
 			return fmt.Errorf("read the ranges of process %d: %w", pid, err)
 		}
@@ -222,7 +218,6 @@ func (a *adviser) flush(ctx context.Context, fd int) error {
 // line is one of /proc/PID/maps.
 type line struct {
 	start, end uintptr
-	private    bool
 	file       bool
 	memory     bool // a file that is only memory
 	special    bool // the kernel's
@@ -233,6 +228,19 @@ func any(l line) bool { return !l.special }
 // swappable ranges are those of which all that is not there is in swap: advice for others would read files.
 func swappable(l line) bool { return !l.special && (!l.file || l.memory) }
 
+// next reads one line, of which the end of a path may be any length.
+func next(in *bufio.Reader) (l line, err error) {
+	text, err := in.ReadSlice('\n')
+	if err != nil && err != bufio.ErrBufferFull {
+		return l, err
+	}
+	l, perr := parse(text)
+	for err == bufio.ErrBufferFull {
+		_, err = in.ReadSlice('\n')
+	}
+	return l, errors.Join(perr, err)
+}
+
 // parse reads ADDRESS-ADDRESS PERM OFFSET DEV INODE PATH; the path's bytes are the process's own choice.
 func parse(text []byte) (l line, err error) {
 	addresses, rest, ok := bytes.Cut(text, []byte{' '})
@@ -240,16 +248,7 @@ func parse(text []byte) (l line, err error) {
 	if !ok || !ok2 || len(rest) < 5 || rest[4] != ' ' {
 		return l, fmt.Errorf("unexpected %q", text)
 	}
-	l.private = rest[3] == 'p'
-	for at, p := range map[*uintptr][]byte{&l.start: from, &l.end: to} {
-		for _, c := range p {
-			digit := uintptr(c - '0')
-			if c >= 'a' {
-				digit = uintptr(c-'a') + 10
-			}
-			*at = *at<<4 | digit&15
-		}
-	}
+	l.start, l.end = hex(from), hex(to)
 	_, rest, _ = bytes.Cut(rest[5:], []byte{' '}) // offset
 	_, rest, _ = bytes.Cut(rest, []byte{' '})     // device
 	inode, path, ok := bytes.Cut(rest, []byte{' '})
@@ -258,11 +257,26 @@ func parse(text []byte) (l line, err error) {
 	}
 	path = bytes.TrimLeft(bytes.TrimSuffix(path, []byte{'\n'}), " ")
 	l.file = !bytes.Equal(inode, []byte{'0'})
-	for _, name := range [][]byte{[]byte("/memfd:"), []byte("/SYSV"), []byte("/dev/zero"), []byte("/dev/shm/")} {
-		l.memory = l.memory || l.file && bytes.HasPrefix(path, name)
-	}
-	for _, name := range [][]byte{[]byte("[vvar"), []byte("[vdso"), []byte("[vsyscall"), []byte("[vectors"), []byte("[uprobes")} {
-		l.special = l.special || !l.file && bytes.HasPrefix(path, name)
+	if l.file {
+		l.memory = starts(path, "/memfd:") || starts(path, "/SYSV") || starts(path, "/dev/zero") || starts(path, "/dev/shm/")
+	} else {
+		l.special = starts(path, "[v") && (starts(path, "[vvar") || starts(path, "[vdso") || starts(path, "[vsyscall") || starts(path, "[vectors"))
 	}
 	return l, nil
+}
+
+func starts(path []byte, name string) bool {
+	return len(path) >= len(name) && string(path[:len(name)]) == name
+}
+
+// hex reads what the kernel wrote.
+func hex(digits []byte) (n uintptr) {
+	for _, c := range digits {
+		d := uintptr(c - '0')
+		if c >= 'a' {
+			d = uintptr(c-'a') + 10
+		}
+		n = n<<4 | d&15
+	}
+	return n
 }

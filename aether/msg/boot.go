@@ -15,9 +15,11 @@ type BootConfig struct {
 	User        string // default user of processes
 	Cwd         string // default working directory
 	Env         map[string]string
-	Seccomp     []byte // classic BPF program, struct sock_filter[]
-	ShmBytes    uint64 // size of /dev/shm
-	MemoryBytes uint64 // the group's limit; 0: none
+	Seccomp     []byte   // classic BPF program, struct sock_filter[]
+	ShmBytes    uint64   // size of /dev/shm
+	MemoryBytes uint64   // the group's limit; 0: none
+	Views       []string // where the further descriptors' mounts go, below /
+	Cpus        uint32   // processors that programs see and run on; 0: all
 }
 
 // AppendWire appends m's encoding to b.
@@ -36,6 +38,10 @@ func (m *BootConfig) AppendWire(b []byte) []byte {
 	b = appendBytes(b, 7, m.Seccomp)
 	b = appendUint(b, 8, uint64(m.ShmBytes))
 	b = appendUint(b, 9, uint64(m.MemoryBytes))
+	for _, v := range m.Views {
+		b = appendElement(b, 10, v)
+	}
+	b = appendUint(b, 11, uint64(m.Cpus))
 	return b
 }
 
@@ -72,6 +78,12 @@ func (m *BootConfig) merge(b []byte) error {
 			m.ShmBytes = uint64(r.uint())
 		case 9:
 			m.MemoryBytes = uint64(r.uint())
+		case 10:
+			if r.room(len(m.Views)) {
+				m.Views = append(m.Views, r.string())
+			}
+		case 11:
+			m.Cpus = uint32(r.uint())
 		default:
 			r.skip()
 		}

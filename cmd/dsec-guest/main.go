@@ -139,7 +139,7 @@ func accept(server *aether.Server, fd int) error {
 func newServer(cfg *msg.BootConfig, memory int) (*aether.Server, error) {
 	users := user.NewDatabase("")
 	procs, err := proc.NewTable(proc.Config{
-		User: cfg.User, Cwd: cfg.Cwd, Env: cfg.Env, Users: users, Memory: proc.Memory{Limit: int64(cfg.MemoryBytes), Events: memory},
+		User: cfg.User, Cwd: cfg.Cwd, Env: cfg.Env, Users: users, Memory: proc.Memory{Limit: int64(cfg.MemoryBytes), Events: memory}, CPUs: int(cfg.Cpus),
 	}, proc.NewReaper(oomScore))
 	if err != nil {
 		return nil, err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +48,7 @@ removes some.`,
 				rows[i] = []string{
 					n.ID, n.Hostname, fmt.Sprint(n.Ready), strings.Join(backends, ","), fmt.Sprintf("%d/%d", n.Sandboxes, n.Capacity.Slots), fmt.Sprint(n.Paused),
 					fmt.Sprintf("%g/%g", float64(n.Allocated.CPUMillis)/1000, float64(n.Capacity.CPUMillis)/1000),
-					size(n.Allocated.MemoryBytes) + "/" + size(n.Capacity.MemoryBytes), largest(n.Largest), size(n.FreeMemory), swapOf(n.Swap), cmp.Or(n.Pressure, "none"), size(n.FreeDisk), n.Version, age(n.StartedAt, time.Now()),
+					size(n.Allocated.MemoryBytes) + "/" + size(n.Capacity.MemoryBytes), largest(n.Largest), size(n.FreeMemory), swapOf(n.Swap), orDash(n.Pressure), size(n.FreeDisk), n.Version, age(n.StartedAt, time.Now()),
 				}
 			}
 			return table(a.stdout, []string{"ID", "HOST", "READY", "BACKENDS", "SANDBOXES", "PAUSED", "CPU", "MEMORY", "LARGEST", "FREE MEM", "SWAP", "PRESSURE", "FREE DISK", "VERSION", "UP"}, rows)

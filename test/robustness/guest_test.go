@@ -259,3 +259,50 @@ func TestOutOfMemoryKillsTheCommandOnly(t *testing.T) {
 		}
 	}
 }
+
+// What goes on in a sandbox may take all of its memory, or all of its processors: its guest serves all the same.
+func TestGuestServesAtTheLimits(t *testing.T) {
+	t.Parallel()
+	b := bed.New(t, bed.Options{})
+	c := b.Client(t)
+	for name, load := range map[string]string{
+		// What is in /dev/shm cannot be given up, and the rest is touched until something is killed, again and again.
+		"memory": "head -c 30m /dev/zero > /dev/shm/fill; while :; do tail /dev/zero; done",
+		"cpu":    "i=0; while [ $i -lt 100 ]; do (while :; do :; done) & i=$((i+1)); done; wait",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sb := b.Sandbox(t, c, client.Spec{MemoryBytes: 64 << 20})
+			if _, err := sb.StartDetached(t.Context(), client.Command("sh", "-c", load)); err != nil {
+				t.Fatal(err)
+			}
+			bed.Eventually(t, "it is at the limit", func() error {
+				got, err := sb.Get(t.Context())
+				if err == nil && (name == "memory" && got.Usage.OOMKills == 0 || name == "cpu" && got.Usage.Processes < 100) {
+					err = fmt.Errorf("%+v", got.Usage)
+				}
+				return err
+			})
+			killed := 0
+			for range 10 {
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				res, err := sb.Run(ctx, "true")
+				switch { // the limit may take the command itself, and says so
+				case err != nil && !errors.Is(err, errs.SandboxLimit):
+					t.Fatalf("a command: %v", err)
+				case err != nil || res.OOMKilled:
+					killed++
+				case res.Code != 0:
+					t.Errorf("a command: %+v", res)
+				}
+				if text, err := sb.ReadFile(ctx, "/etc/hostname"); err != nil || len(text) == 0 {
+					t.Errorf("a file: %q, %v", text, err)
+				}
+				cancel()
+			}
+			if got, err := sb.Get(t.Context()); err != nil || got.State != v1.StateRunning || killed > 5 {
+				t.Errorf("%d of 10 commands were killed; %+v, %v", killed, got, err)
+			}
+		})
+	}
+}

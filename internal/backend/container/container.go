@@ -48,7 +48,8 @@ type Backend struct {
 	null       int
 	low        *lowFiles
 	stage      *stage
-	dev        int    // the /dev of all sandboxes
+	dev        int // the /dev of all sandboxes
+	visible    *visible
 	seccomp    []byte // filter program
 	ids        *ranges
 	cores      *coreCookie // nil: without
@@ -103,6 +104,9 @@ func (b *Backend) prepare() error {
 		return err
 	}
 	if b.dev, err = mount.Dev(); err != nil {
+		return err
+	}
+	if b.visible, err = newVisible(); err != nil {
 		return err
 	}
 	if b.low, err = newLowFiles(b.null, b.guest, b.log.fd()); err != nil {
@@ -194,6 +198,9 @@ func (b *Backend) Close() error {
 	}
 	if b.stage != nil {
 		b.stage.close()
+	}
+	if b.visible != nil {
+		b.visible.close()
 	}
 	if b.cores != nil {
 		b.cores.close()

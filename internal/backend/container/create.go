@@ -399,7 +399,19 @@ func (c *creation) sendRoot(context.Context) error {
 	defer unix.Close(events)
 
 	s := c.spec.Sandbox
+	cpus := c.b.visible.cpus(s.CPUMillis)
+	views, err := c.b.visible.views(cpus, s.MemoryBytes)
+	if err != nil {
+		return err
+	}
+	defer closeViews(views)
+	fds := []int{root, dev, sys, events}
+	paths := make([]string, len(views))
+	for i, v := range views {
+		fds, paths[i] = append(fds, v.fd), v.path
+	}
 	cfg := &msg.BootConfig{
+		Views: paths, Cpus: uint32(cpus),
 		Sandbox: c.spec.ID, Generation: c.spec.Generation, Hostname: hostname(&c.spec), User: s.User, Cwd: s.WorkDir, Env: s.Env,
 		Seccomp: c.b.seccomp, ShmBytes: uint64(s.MemoryBytes / 2), MemoryBytes: uint64(s.MemoryBytes),
 	}
@@ -421,7 +433,7 @@ func (c *creation) sendRoot(context.Context) error {
 	// The head goes with the descriptors; the rest may need several writes.
 	var werr error
 	if err := raw.Write(func(fd uintptr) bool {
-		_, werr = unix.SendmsgN(int(fd), body[:4], unix.UnixRights(root, dev, sys, events), nil, 0)
+		_, werr = unix.SendmsgN(int(fd), body[:4], unix.UnixRights(fds...), nil, 0)
 		return werr != unix.EAGAIN
 	}); err != nil {
 		return err

@@ -49,14 +49,20 @@ func container(channel int) (*msg.BootConfig, int, error) {
 	return cfg, given.memory, nil
 }
 
-// given are the detached mounts that the edge makes, and the control group's file, open for
-// reading.
-type given struct{ root, dev, sys, memory int }
+// given are the detached mounts that the edge makes, the control group's file, open for reading, and
+// mounts of single files.
+type given struct {
+	root, dev, sys, memory int
+	views                  []int
+}
+
+// maxViews bounds the last.
+const maxViews = 16
 
 // receive reads the length-prefixed config and its descriptors.
 func receive(channel int) (cfg *msg.BootConfig, m given, err error) {
 	head := make([]byte, 4)
-	oob := make([]byte, unix.CmsgSpace(4*4))
+	oob := make([]byte, unix.CmsgSpace((4+maxViews)*4))
 	n, oobn, _, _, err := unix.Recvmsg(channel, head, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_WAITALL)
 	if err != nil {
 		return nil, m, err
@@ -70,8 +76,8 @@ func receive(channel int) (cfg *msg.BootConfig, m given, err error) {
 		return nil, m, fmt.Errorf("no descriptors came: %w", err)
 	}
 	fds, err := unix.ParseUnixRights(&cmsgs[0])
-	if err != nil || len(fds) != 4 {
-		return nil, m, fmt.Errorf("want 4 descriptors, got %d: %w", len(fds), err)
+	if err != nil || len(fds) < 4 {
+		return nil, m, fmt.Errorf("want 4 descriptors at least, got %d: %w", len(fds), err)
 	}
 	body := make([]byte, size)
 	for got := 0; got < size; {
@@ -88,7 +94,11 @@ func receive(channel int) (cfg *msg.BootConfig, m given, err error) {
 	if err := cfg.ParseWire(body); err != nil {
 		return nil, m, err
 	}
-	return cfg, given{root: fds[0], dev: fds[1], sys: fds[2], memory: fds[3]}, nil
+	m = given{root: fds[0], dev: fds[1], sys: fds[2], memory: fds[3], views: fds[4:]}
+	if len(m.views) != len(cfg.Views) {
+		return nil, m, fmt.Errorf("want mounts for %q, got %d", cfg.Views, len(m.views))
+	}
+	return cfg, m, nil
 }
 
 // mounts attaches the root, fills in what belongs to this sandbox alone, and enters it.
@@ -133,6 +143,12 @@ func mounts(cfg *msg.BootConfig, g given) error {
 		if err := attach(m.fd, root, m.path); err != nil {
 			return fmt.Errorf("attach /%s: %w", m.path, err)
 		}
+	}
+	for i, fd := range g.views {
+		if err := attach(fd, root, cfg.Views[i]); err != nil {
+			return fmt.Errorf("attach /%s: %w", cfg.Views[i], err)
+		}
+		unix.Close(fd)
 	}
 	for _, name := range readOnly {
 		if err := protect(root, "proc/"+name); err != nil {

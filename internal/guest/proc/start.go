@@ -330,7 +330,7 @@ func (p *Process) spawn(path, cwd string, env []string) (missing *errs.Error, er
 			time.Sleep(wait)
 		}
 	}
-	err = p.table.reaper.Start(fork, func(pid int) {
+	err = p.table.reaper.Start(func() (int, error) { return p.table.pin.fork(fork) }, func(pid int) {
 		p.Started = p.table.cfg.Now()
 		p.Log.lastWrite.Store(int64(p.table.cfg.Clock.Now()))
 		p.stdin, p.pty = io.stdin, io.pty

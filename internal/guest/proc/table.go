@@ -21,6 +21,7 @@ type Config struct {
 	Env      map[string]string // for every process
 	Users    *user.Database
 	Memory   Memory
+	CPUs     int           // processors that processes run on and see; 0: all
 	SpillDir string        // for output beyond the cap; empty: /tmp
 	Stall    time.Duration // a reader that does not move for so long is absent; 0: 30 s
 	Now      func() time.Time
@@ -31,6 +32,7 @@ type Config struct {
 type Table struct {
 	cfg    Config
 	reaper *Reaper
+	pin    *pin // with the reaper's lock
 	null   int
 	stuck  atomic.Int32 // starts that were given up and wait for the image's data
 
@@ -72,7 +74,7 @@ func NewTable(cfg Config, r *Reaper) (*Table, error) {
 		syscall.Close(p[1])
 		null = p[0]
 	}
-	return &Table{cfg: cfg, reaper: r, null: null, readHead: readHead, live: map[int]*Process{}, tags: map[string]*Process{}}, nil
+	return &Table{cfg: cfg, reaper: r, pin: newPin(cfg.CPUs), null: null, readHead: readHead, live: map[int]*Process{}, tags: map[string]*Process{}}, nil
 }
 
 func (t *Table) reserveTag(tag string, p *Process) error {

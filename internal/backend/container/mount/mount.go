@@ -2,6 +2,7 @@ package mount
 
 import (
 	"fmt"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -140,17 +141,7 @@ var devLinks = [][2]string{
 // clone. Made by the host's root because a user namespace cannot make device nodes,
 // and once, because ten files and bind mounts a sandbox are most of a create's cost.
 func Dev() (int, error) {
-	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return -1, fmt.Errorf("fsopen tmpfs: %w", err)
-	}
-	defer unix.Close(fs)
-	for k, v := range map[string]string{"mode": "0755", "size": "64k", "nr_inodes": "64", "source": "dsec-dev"} {
-		if err := unix.FsconfigSetString(fs, k, v); err != nil {
-			return -1, fmt.Errorf("tmpfs %s: %w%s", k, err, messages(fs))
-		}
-	}
-	fd, err := create(fs, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
+	fd, err := Tmpfs("dsec-dev", 64<<10, 64, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
 	if err != nil {
 		return -1, err
 	}
@@ -180,4 +171,19 @@ func Dev() (int, error) {
 		return -1, err
 	}
 	return fd, nil
+}
+
+// Tmpfs makes a file system in memory, detached, for the host's root to make files in.
+func Tmpfs(source string, size, inodes int64, attrs int) (int, error) {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("fsopen tmpfs: %w", err)
+	}
+	defer unix.Close(fs)
+	for k, v := range map[string]string{"mode": "0755", "size": strconv.FormatInt(size, 10), "nr_inodes": strconv.FormatInt(inodes, 10), "source": source} {
+		if err := unix.FsconfigSetString(fs, k, v); err != nil {
+			return -1, fmt.Errorf("tmpfs %s: %w%s", k, err, messages(fs))
+		}
+	}
+	return create(fs, attrs)
 }

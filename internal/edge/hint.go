@@ -169,7 +169,7 @@ func (e *Edge) hint(ctx context.Context, req *v1.EdgeHint) (r v1.HintResult, err
 	if v.State != v1.StateRunning || instance == nil {
 		return r, notRunning(v)
 	}
-	u, err := instance.Usage(ctx)
+	u, err := counters(ctx, instance)
 	if err != nil {
 		return r, s.name(err)
 	}

@@ -301,7 +301,8 @@ func eventOf(changes []change, seq uint64) v1.EdgeEvent {
 func sameLoad(n, last v1.Node) bool {
 	near := func(a, b int64) bool { return max(a-b, b-a) <= max(a, b)/64 }
 	return n.Ready == last.Ready && n.Sandboxes == last.Sandboxes && n.Paused == last.Paused && n.Pressure == last.Pressure && n.Allocated == last.Allocated &&
-		n.CreatesOK == last.CreatesOK && n.CreatesFail == last.CreatesFail && near(n.FreeDisk, last.FreeDisk) && near(n.FreeMemory, last.FreeMemory)
+		n.CreatesOK == last.CreatesOK && n.CreatesFail == last.CreatesFail && near(n.FreeDisk, last.FreeDisk) && near(n.FreeMemory, last.FreeMemory) &&
+		near(n.Swap.UsedBytes, last.Swap.UsedBytes) && n.Swap.TotalBytes == last.Swap.TotalBytes
 }
 
 // serveImport reads an archive from the stream and makes an image of it.

@@ -104,14 +104,10 @@ func (e *Edge) usageOf(ctx context.Context, id string) v1.SandboxUsage {
 	if instance == nil {
 		return out
 	}
-	read := instance.Usage
-	if c, ok := instance.(backend.Counter); ok {
-		read = c.Counters
-	}
 	err := ctx.Err()
 	if err == nil {
 		var u v1.Usage
-		if u, err = read(ctx); err == nil {
+		if u, err = counters(ctx, instance); err == nil {
 			s.fill(&u, e.cfg.Now())
 			s.fill(&u, e.cfg.Now())
 			out.Usage = &u
@@ -122,4 +118,12 @@ func (e *Edge) usageOf(ctx context.Context, id string) v1.SandboxUsage {
 		out.Error = v1.ProblemOf(err)
 	}
 	return out
+}
+
+// counters reads what an instance uses, without its disk where that would need a walk over its files.
+func counters(ctx context.Context, i backend.Instance) (v1.Usage, error) {
+	if c, ok := i.(backend.Counter); ok {
+		return c.Counters(ctx)
+	}
+	return i.Usage(ctx)
 }

@@ -26,11 +26,15 @@ const (
 	// pageOutTime bounds how long a sandbox's memory is moved out; what is not out then stays in.
 	pageOutTime = time.Minute
 	// settleTime bounds the wait for what is being written, beyond which little comes.
-	settleTime = 2 * time.Second
+	settleTime = 5 * time.Second
 	// pagers is how many sandboxes' memory moves at a time on a node: more would only queue at the disk.
 	pagers = 8
 	// settled is so little that looking for more costs more than it brings.
 	settled = 512 << 10
+	// idleRounds of reclaim that bring nothing are the end where much is left: what is being written is counted late,
+	// and the device of a busy machine is slow.
+	idleRounds = 4
+	much       = 2 << 20
 	// fetchTime bounds how long the memory of a sandbox that runs again is fetched.
 	fetchTime = time.Minute
 )
@@ -186,7 +190,7 @@ const writingLeast = 1 << 20
 // settle frees what moving the ranges left: the group's files, what its processes share, and pages that count until
 // their writing has ended. It ends when the memory in use falls no more.
 func (i *instance) settle(ctx context.Context) error {
-	wait := time.Millisecond
+	wait, idle := time.Millisecond, 0
 	for end := time.Now().Add(settleTime); ; wait = min(2*wait, 20*time.Millisecond) {
 		before, err := i.b.cgroups.MemoryUsed(i.id)
 		if err != nil {
@@ -200,8 +204,15 @@ func (i *instance) settle(ctx context.Context) error {
 			return err
 		}
 		m, err := i.b.cgroups.Memory(i.id)
-		if err != nil || after >= before-before/8 && m.Writing < writingLeast || time.Now().After(end) {
+		if err != nil || time.Now().After(end) {
 			return err
+		}
+		idle++
+		if after < before-before/8 || m.Writing >= writingLeast {
+			idle = 0
+		}
+		if idle > 0 && (after < much || idle == idleRounds) {
+			return nil
 		}
 		select {
 		case <-time.After(wait):
